@@ -4,12 +4,14 @@ import importlib
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from vision_ttt.cli.main import main
@@ -25,7 +27,13 @@ SMALL = {"hidden_size": 32, "depth": 1, "num_heads": 2}
 CLASSES = ("cat", "dog", "7", "un émeu/nandou")
 
 
-def _checkpoint(path: Path, weight: float | None = None, **options: object) -> str:
+def _checkpoint(
+    path: Path,
+    weight: float | None = None,
+    names: Sequence[str] = CLASSES,
+    noise_steps: int = 100,
+    **options: object,
+) -> str:
     torch.manual_seed(0)
     arguments = {"num_classes": 4, "in_chans": 3, "img_size": 8, **SMALL, **options}
     model = build_model("dit3_nano_patch4_32", arguments)
@@ -34,8 +42,8 @@ def _checkpoint(path: Path, weight: float | None = None, **options: object) -> s
             parameter.add_(0.1 * torch.randn_like(parameter))
         if weight is not None:
             model.head.linear.weight.fill_(weight)
-    described = {"objective": "noise", "schedule": "linear", "steps": 100}
-    carried = {"classes": list(CLASSES), "input": data_config(model), "process": described}
+    described = {"objective": "noise", "schedule": "linear", "steps": noise_steps}
+    carried = {"classes": list(names), "input": data_config(model), "process": described}
     metadata = ModelMetadata({"name": "diffusion"}, "dit3_nano_patch4_32", arguments, carried)
     save_weights(path, model.state_dict(), metadata)
     return str(path)
@@ -103,6 +111,29 @@ def test_images_one_by_one_are_those_of_the_picture(sampled, tmp_path: Path) -> 
     assert second_dog.shape == (8, 8, 3)
     shown = np.asarray(Image.open(picture))[2 + 50 : 50 + 50, -50:-2]
     assert (shown[::6, ::6] == second_dog).all()
+
+
+def test_a_class_that_is_no_name_of_a_folder(sampled, tmp_path: Path, capsys: Said) -> None:
+    sampled("a.png", "--per-class", "1", "--images", str(tmp_path / "images"))
+    told = "'un émeu/nandou' is no name of a folder; its images are in un émeu_nandou"
+    assert told in capsys.readouterr().out
+
+
+def test_two_classes_of_one_folder(tmp_path: Path, capsys: Said) -> None:
+    names = ("a/b", "a_b", "c", "d")
+    path = _checkpoint(tmp_path / "last.safetensors", names=names)
+    command = ["sample", "--checkpoint", path, "--steps", "2", "--output", str(tmp_path / "a.png")]
+    assert main([*command, "--images", str(tmp_path / "images")]) == 2
+    assert "one folder 'a_b' for a/b, a_b; choose one of them" in capsys.readouterr().err
+    assert not (tmp_path / "images").exists()
+
+
+def test_the_default_steps_are_no_more_than_the_process_has(tmp_path: Path) -> None:
+    path = _checkpoint(tmp_path / "last.safetensors", noise_steps=7)
+    output = tmp_path / "samples.safetensors"
+    assert main(["sample", "--checkpoint", path, "--classes", "0", "--output", str(output)]) == 0
+    with safe_open(output, "pt") as file:
+        assert '"steps": 7' in str(file.metadata())
 
 
 def test_latents_are_numbers(tmp_path: Path, capsys: Said) -> None:

@@ -80,6 +80,22 @@ def test_what_is_wrong_is_told(
         open_dataset(DatasetSpec(str(shards)))
 
 
+@pytest.mark.parametrize(
+    ("samples", "told"),
+    [
+        ([("a", 1, "1"), ("a", 2, "1")], r"a\.png and a\.png have one key"),
+        ([("a", 1, "1"), ("b", None, "1")], r"has no image beside b\.cls; accepted: "),
+        ([("a", 1, "1"), ("a.final", 2, "1")], r"a\.final\.cls belongs to no image"),
+    ],
+)
+def test_no_sample_is_left_out_silently(
+    shards: Path, write_shard: Callable[..., None], samples: list[tuple], told: str
+) -> None:
+    write_shard(shards / "faces-train-0002.tar", samples)
+    with pytest.raises(DatasetError, match=told):
+        open_dataset(DatasetSpec(str(shards)))
+
+
 def test_a_truncated_shard_is_named(shards: Path) -> None:
     path = shards / "faces-train-0001.tar"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 3 + 100])

@@ -124,7 +124,9 @@ def test_an_autoencoder_that_is_none(tmp_path: Path) -> None:
         Autoencoder(str(tmp_path))
 
 
-def test_training_and_sampling(tiny_fields, autoencoder: str, tmp_path: Path) -> None:
+def test_training_and_sampling(
+    tiny_fields, autoencoder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     latents = tmp_path / "latents"
     fields = {
         **{"task": "diffusion", "model": "dit3_nano_patch4_32", "image_size": 16, "epochs": 1},
@@ -140,11 +142,17 @@ def test_training_and_sampling(tiny_fields, autoencoder: str, tmp_path: Path) ->
     path = result.run_dir / "last.safetensors"
     assert load_model(path, task="diffusion")[1].task["autoencoder"] == autoencoder
     images, output = tmp_path / "made", tmp_path / "samples.safetensors"
-    command = ["sample", "--checkpoint", str(path), "--steps", "2", "--per-class", "2"]
+    command = ["sample", "--checkpoint", str(path), "--steps", "2", "--per-class", "5"]
     assert main([*command, "--images", str(images), "--output", str(output)]) == 0
-    assert load_file(output)["samples"].shape == (4, 4, 8, 8)
+    assert load_file(output)["samples"].shape == (10, 4, 8, 8)
+    capsys.readouterr()
     made = [Image.open(file).size for file in images.rglob("*.png")]
-    assert made == [(16, 16)] * 4
+    assert made == [(16, 16)] * 10
+    for more in ([], ["--split", "train"], ["--dataset", str(images), "--split", "all"]):
+        assert main(["eval", str(path), "--json", *more]) == 0
+        evaluated = json.loads(capsys.readouterr().out)
+        if not more:
+            assert evaluated["loss"] == pytest.approx(result.metrics["test_loss"], rel=1e-3)
 
 
 def test_frechet_distance(tiny_fields, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

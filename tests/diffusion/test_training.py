@@ -78,6 +78,16 @@ def test_it_learns(fields: Fields, options: dict) -> None:
     assert best.epoch == 1 + losses.index(min(losses))
 
 
+@pytest.mark.parametrize("options", [{"noise_steps": 5}, {"class_dropout_prob": 0.0}])
+def test_the_report_samples_as_the_model_can(fields: Fields, options: dict) -> None:
+    own = fields(epochs=1)
+    if "class_dropout_prob" in options:
+        options = {"arguments": {**own["arguments"], **options}}
+    result = train(resolve({**own, **options}))
+    result.task.report(result)
+    assert (result.run_dir / "samples.png").is_file()
+
+
 def test_what_a_checkpoint_tells(fields: Fields) -> None:
     result = train(resolve(fields(epochs=1, noise_schedule="cosine", noise_steps=50)))
     path = result.run_dir / "last.safetensors"

@@ -113,6 +113,7 @@ def test_inner_loss_reduction() -> None:
     losses = {"a": torch.tensor([2.0, 5.0, 1.0]), "b": torch.tensor([2.0, 0.0, 2.0])}
     assert inner_loss_reduction(losses) == pytest.approx(0.25)
     assert inner_loss_reduction({}) is None
+    assert inner_loss_reduction({"one mini-batch": torch.tensor([4.0])}) is None
 
 
 def test_waiting_for_images_is_timed() -> None:

@@ -61,6 +61,9 @@ def test_figures(images):
     distances, norms = token_distances(model, images), token_norms(model, images)
     sheet = distance_sheet(images.sigmoid(), distances)
     assert len(sheet.axes) == 2 * 5
+    assert [axis.get_title() for axis in sheet.axes[:5]] == ["image", "1", "2", "3", "4"]
+    mean = distance_sheet(images.sigmoid(), distances[:, :1])
+    assert [axis.get_title() for axis in mean.axes[:2]] == ["image", "distance"]
     assert (sheet.axes[2].images[0].get_array() == distances[0, 1].numpy()).all()
     with pytest.raises(ValueError, match="equally many"):
         distance_sheet(images, distances[:1])
@@ -68,6 +71,7 @@ def test_figures(images):
     shares, means = norm_histograms({"a": norms, "b": 2 * norms}).axes
     heights = [patch.get_data().values.sum() for patch in shares.patches]
     assert heights == pytest.approx([100, 100])
+    assert all(line.get_marker() == "." for line in means.lines)  # one layer has no line
     outliers, every, largest = (line.get_ydata() for line in means.lines[:3])
     assert outliers[-1] == largest[-1] == 1e4
     assert every[-1] == pytest.approx(norms[:, -1].mean().item())

@@ -21,6 +21,7 @@ from vision_ttt.tasks.images.backbones import (
     named_backbone,
 )
 from vision_ttt.tasks.images.models import data_config
+from vision_ttt.tasks.masked_images.model import build_masked_image_model
 
 STATISTICS = {"mean": (0.5, 0.4, 0.3), "std": (0.25, 0.5, 0.2)}
 NANO = {"num_classes": 2, "depth": 1, "embed_dim": 32, "num_heads": 1}
@@ -92,6 +93,19 @@ def test_a_dense_models_backbone_is_looked_into_within_its_adapter():
     assert magnitude.shape == (1, 4, 2, 2, 6)
     larger = dense_backbone(maps, STATISTICS, shorter_side=64, at_test=(64, 96))
     assert larger.prepare(picture(300, 100)).shape == (3, 64, 192)
+
+
+@pytest.mark.parametrize("shorter_side", [None, 48])
+def test_the_backbone_of_pre_training_is_looked_into(shorter_side):
+    torch.manual_seed(0)
+    arguments = {**NANO, "num_classes": 0, "img_size": 32}
+    model = build_masked_image_model("vittt_nano_patch4_32", arguments).eval()
+    carried = {"input": data_config(model.backbone, 32)}
+    metadata = ModelMetadata({"name": "masked-images"}, "vittt_nano_patch4_32", arguments, carried)
+    found = checkpoint_backbone(model, metadata, shorter_side=shorter_side)
+    image = found.prepare(picture(96, 48))[None]
+    assert image.shape == (1, 3, *((32, 32) if shorter_side is None else (48, 96)))
+    assert explain.gradient_magnitude(found.around, image).isfinite().all()
 
 
 def test_what_has_no_image_backbone_is_refused():

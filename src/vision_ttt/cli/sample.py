@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jsonargparse
 import torch
@@ -15,17 +17,22 @@ from vision_ttt.cli.plain_console import plain_console, progress_on
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.engine.tensor_files import write_tensors
-from vision_ttt.errors import DamagedModel, UserError, nearest
+from vision_ttt.errors import DamagedModel, UserError, nearest, some
 from vision_ttt.files import write_bytes
 from vision_ttt.tasks import load_model
 
-_NOT_IN_NAMES = re.compile(r'^\.|[\x00-\x1f/\\:*?"<>|]')
-"""Characters of a class name that could leave or hide its folder, or that file systems refuse."""
+if TYPE_CHECKING:  # needs diffusers
+    from vision_ttt.diffusion.process import Process
+
+_NOT_IN_NAMES = re.compile(r"^\.|[/\x00]" if os.name == "posix" else r'^\.|[\x00-\x1f/\\:*?"<>|]')
+"""Characters of a class name that could leave or hide its folder, or that the system refuses."""
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
     """Generate, write, and say what was written."""
     # Needs diffusers, which the other commands and --help do without.
+    from vision_ttt.diffusion import make_process
+    from vision_ttt.diffusion.sampling import default_steps
     from vision_ttt.tasks.diffusion.pictures import CENTRED, grid, to_pixels, to_png
 
     output = Path(arguments.output)
@@ -48,8 +55,12 @@ def run(arguments: jsonargparse.Namespace) -> int:
             " pictures; name their --autoencoder, or write them with --output FILE.safetensors"
         )
     classes = _chosen(arguments.classes, metadata.carried["classes"])
+    folders = {} if arguments.images is None else _folders(classes, metadata.carried["classes"])
     labels = torch.tensor(classes, device="cpu").repeat_interleave(arguments.per_class)
-    samples = _generate(model, metadata, labels, arguments)
+    process = make_process(**metadata.carried["process"])
+    if arguments.steps is None:
+        arguments.steps = default_steps(process)
+    samples = _generate(model, metadata, process, labels, arguments)
     if not torch.isfinite(samples).all():
         raise DamagedModel(f"{arguments.checkpoint} makes NaN: its weights are damaged")
     console = plain_console()
@@ -68,11 +79,14 @@ def run(arguments: jsonargparse.Namespace) -> int:
             write_bytes(output, to_png(grid(pixels, arguments.per_class, shown)))
         if arguments.images is not None:
             for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
-                folder = _NOT_IN_NAMES.sub("_", metadata.carried["classes"][label])
-                path = Path(arguments.images) / folder / f"{number:05d}.png"
+                path = Path(arguments.images) / folders[int(label)] / f"{number:05d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(path, to_png(image))
             console.print(f"{arguments.images}: {len(labels)} images")
+            for index, folder in folders.items():
+                label = metadata.carried["classes"][index]
+                if folder != label:
+                    console.say(f"{label!r} is no name of a folder; its images are in {folder}")
     names = ", ".join(metadata.carried["classes"][index] for index in classes[:12])
     console.say(
         f"{output}: {len(labels)} samples of {metadata.model}, {arguments.per_class} of each class:"
@@ -111,13 +125,27 @@ def _chosen(given: str | None, names: Sequence[str]) -> list[int]:
     return chosen
 
 
+def _folders(classes: Sequence[int], names: Sequence[str]) -> dict[int, str]:
+    """Class number → name of the folder of its images."""
+    folders = {index: _NOT_IN_NAMES.sub("_", names[index]) for index in classes}
+    for folder in folders.values():
+        alike = [names[other] for other, same in folders.items() if same == folder]
+        if len(alike) > 1:
+            raise UserError(
+                f"--images has one folder {folder!r} for {some(alike)}; choose one of them by"
+                " --classes"
+            )
+    return folders
+
+
 def _generate(
     model: torch.nn.Module,
     metadata: ModelMetadata,
+    process: Process,
     labels: Tensor,
     arguments: jsonargparse.Namespace,
 ) -> Tensor:
-    from vision_ttt.diffusion import make_process, sample
+    from vision_ttt.diffusion import sample
 
     device = make_accelerator().device
     channels, *size = metadata.carried["input"]["input_size"]
@@ -128,7 +156,7 @@ def _generate(
         try:
             return sample(
                 model.to(device),
-                make_process(**metadata.carried["process"]),
+                process,
                 labels,
                 size=tuple(size),
                 sampler=arguments.sampler,

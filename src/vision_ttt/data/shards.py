@@ -14,7 +14,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from vision_ttt.data.images import LARGEST_IMAGE_FILE, ImageError, open_image
-from vision_ttt.errors import UserError
+from vision_ttt.errors import UserError, some
 from vision_ttt.file_kinds import IMAGE_SUFFIXES, UnreadableFile, check_regular, read_regular
 
 CLASSES_FILE = "classes.txt"
@@ -43,7 +43,8 @@ class ShardImages(Dataset[tuple[Image.Image, int]]):
         """List the shards' members, which reads their headers only.
 
         Raises:
-            DatasetError: a shard is no file, damaged or without images, an image has no class.
+            DatasetError: a shard is no file, damaged or without images; an image has no class or
+                a key that another one has, or a class has no image.
         """
         self.samples: list[_Sample] = []
         self.targets: list[int] = []
@@ -92,16 +93,28 @@ def _read_shard(shard: Path) -> tuple[list[_Sample], list[int]]:
             for member in tar:
                 folder, _, base = member.name.rpartition("/")
                 key, dot, suffix = base.partition(".")
-                key = f"{folder}/{key}"
+                key = f"{folder}/{key}".removeprefix("/")
                 if not member.isfile() or not dot:
                     continue
                 if f".{suffix}".lower() in IMAGE_SUFFIXES:
+                    if key in images:
+                        raise DatasetError(
+                            f"shard {shard}: {images[key].name} and {member.name} have one key; an"
+                            " image needs a key of its own"
+                        )
                     place = (member.offset_data, member.size)
                     images[key] = _Sample(shard, member.name, *place)
+                elif suffix.endswith(".cls"):
+                    raise DatasetError(
+                        f"shard {shard}: {member.name} belongs to no image, as a key ends at the"
+                        " first dot; the name must be KEY.cls"
+                    )
                 elif suffix == "cls":
                     if member.size > _LONGEST_INDEX:
                         raise ValueError(f"it has {member.size:,} bytes")
                     classes[key] = int(tar.extractfile(member).read())
+    except DatasetError:
+        raise
     except UnreadableFile as error:
         raise DatasetError(f"shard {error}") from error
     except (tarfile.TarError, EOFError, OSError) as error:
@@ -113,4 +126,9 @@ def _read_shard(shard: Path) -> tuple[list[_Sample], list[int]]:
     for key, sample in images.items():
         if key not in classes:
             raise DatasetError(f"shard {shard}: {sample.name} has no .cls file beside it")
+    if alone := sorted(classes.keys() - images.keys()):
+        raise DatasetError(
+            f"shard {shard} has no image beside {some([f'{key}.cls' for key in alone])}; accepted:"
+            f" {', '.join(IMAGE_SUFFIXES)}"
+        )
     return list(images.values()), [classes[key] for key in images]

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vision_ttt.diffusion.noise import Solver
+from vision_ttt.diffusion.noise import NoisePrediction, Solver
 from vision_ttt.diffusion.process import Process
 from vision_ttt.models import DiT3
+
+_STEPS = 50
 
 
 @torch.inference_mode()
@@ -21,7 +23,7 @@ def sample(
     *,
     size: tuple[int, int] | None = None,
     sampler: str | None = None,
-    steps: int = 50,
+    steps: int | None = None,
     guidance: float = 1.0,
     seed: int = 0,
     clip: bool = True,
@@ -39,7 +41,7 @@ def sample(
         labels: classes [N], int64; ``model.num_classes`` for none.
         size: height and width; the model's own by default.
         sampler: one of ``process.samplers``; the first by default.
-        steps: how many times the model is asked.
+        steps: how many times the model is called; by default 50, or T of a process with fewer.
         guidance: s of e∅ + s (e_y - e∅), with e∅ the model's answer for no class: 1 is the class's
             own answer, at half the cost of any other.
         seed: of all noise, at least 0.
@@ -54,6 +56,7 @@ def sample(
         ValueError: labels, size, sampler, steps, guidance or seed do not fit.
     """
     _check(model, labels, guidance, seed)
+    steps = default_steps(process) if steps is None else steps
     device = next(model.parameters()).device
     shape = (model.in_channels, *(size or model.input_size))
     drawn = {"device": "cpu", "dtype": torch.float32}
@@ -69,6 +72,11 @@ def sample(
         x = _denoise(x, own.to(device), model, solver, guidance, generators, advance)
         made.append(x.cpu())
     return torch.cat(made) if made else torch.empty(0, *shape, **drawn)
+
+
+def default_steps(process: Process) -> int:
+    """Return 50, or T of a process with fewer steps."""
+    return min(_STEPS, process.steps) if isinstance(process, NoisePrediction) else _STEPS
 
 
 def generator(seed: int, place: int) -> torch.Generator:

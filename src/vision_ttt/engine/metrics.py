@@ -32,10 +32,11 @@ def timed(items: Iterable[_Item], state: TrainState) -> Generator[_Item]:
 def inner_loss_reduction(losses: dict[str, Tensor]) -> float | None:
     """Return by how much the inner loss is less at the scan's end than at its start.
 
-    It is 1 - (loss on the last mini-batch) / (loss on the first), each the mean over layers; None
-    for a model without TTT layers. Negative where the inner learners get worse.
+    It is 1 - (loss on the last mini-batch) / (loss on the first), each the mean over layers.
+    Negative where the inner learners get worse. None for a model without TTT layers, and for a
+    sequence of one mini-batch.
     """
-    if not losses:
+    if all(len(steps) < 2 for steps in losses.values()):
         return None
     first = sum(steps[0].item() for steps in losses.values())
     last = sum(steps[-1].item() for steps in losses.values())

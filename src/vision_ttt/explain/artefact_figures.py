@@ -35,14 +35,14 @@ def norm_histograms(norms: Mapping[str, Tensor]) -> Figure:
     ends = [end for own in exact.values() for end in (own[:, -1].min(), own[:, -1].max())]
     bins = np.geomspace(max(min(ends).item(), 1e-6), max(*ends, ends[0]).item() * 1.001, 61)
     for index, (name, own) in enumerate(exact.items()):
-        style = line_style(index)
+        style = {"marker": ".", **line_style(index)}  # a line of one layer is invisible
         counts, _ = np.histogram(own[:, -1].flatten().numpy(), bins)
         shares.stairs(100 * counts / own[:, -1].numel(), bins, label=name, color=style["color"])
         outliers = own > OUTLIER * own.flatten(2).median(-1).values[..., None, None]
         sums, count = (own * outliers).sum((0, 2, 3)), outliers.sum((0, 2, 3))
         places = np.arange(1, own.shape[1] + 1)
         outlying = (sums / count).numpy()  # not a number where a layer has none
-        means.plot(places, outlying, marker=".", label=f"{name}, outliers", **style)
+        means.plot(places, outlying, label=f"{name}, outliers", **style)
         means.plot(places, own.mean((0, 2, 3)).numpy(), lw=0.8, label=f"{name}, all", **style)
         means.plot(places, own.amax((0, 2, 3)).numpy(), lw=0.4, **style)
     shares.set(xscale="log", xlabel="norm", ylabel="% of the tokens", title="Last layer")
@@ -90,6 +90,7 @@ def distance_sheet(
             axis.imshow(own, cmap=SEQUENTIAL, interpolation="nearest")
         for axis in axes[row]:
             axis.set(xticks=[], yticks=[], frame_on=False)
-    for axis, name in zip(axes[0], ["image", *range(1, columns)], strict=True):
+    names = ["distance"] if columns == 2 else range(1, columns)
+    for axis, name in zip(axes[0], ["image", *names], strict=True):
         axis.set_title(str(name), fontsize=9)
     return figure

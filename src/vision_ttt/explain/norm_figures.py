@@ -119,8 +119,8 @@ def norm_distributions(norms: Mapping[str, Tensor]) -> Figure:
         above.step(last, remaining, where="pre", label=name, **style)
         by_layer = relative.transpose(0, 1).flatten(1).numpy()  # [layers, B · h · w]
         places = np.arange(1, len(by_layer) + 1)
-        tails.plot(places, np.quantile(by_layer, 0.95, axis=1), lw=2, **style)
-        tails.plot(places, by_layer.max(1), lw=0.8, **style)
+        tails.plot(places, np.quantile(by_layer, 0.95, axis=1), marker=".", lw=2, **style)
+        tails.plot(places, by_layer.max(1), marker=".", lw=0.8, **style)
         outliers.plot(places, 100 * shares.numpy(), marker=".", label=name, **style)
     above.axvline(OUTLIER, color="0.6", lw=0.8)
     above.set(xscale="log", yscale="log", xlabel="norm / median of the image")

@@ -19,6 +19,11 @@ if TYPE_CHECKING:  # they need PyTorch and diffusers
 
 _FIELDS = {"schedule": "noise_schedule", "steps": "noise_steps"}
 """What a process calls the section's fields."""
+_WITHOUT_AUGMENTATION = {
+    **{"crop_scale": 1.0, "crop_ratio": 1.0, "color_jitter": 0.0},
+    **{"auto_augment": None, "random_erasing": 0.0},
+}
+"""Fields of the data that latents of centre crops require."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +66,7 @@ class DiffusionSection(TaskSection):
             return
         if config.data.image_size is None:
             raise ConfigError("image_size is null; images that are encoded have a size in pixels")
-        unused = {"crop_scale": 1.0, "crop_ratio": 1.0, "color_jitter": 0.0}
-        unused |= {"auto_augment": None, "random_erasing": 0.0}
-        for name, value in unused.items():
+        for name, value in _WITHOUT_AUGMENTATION.items():
             if (given := getattr(config.data, name)) != value:
                 raise ConfigError(
                     f"{name} is {given!r}; latents are of centre crops, mirrored or not: it must be"
@@ -96,4 +99,9 @@ class DiffusionSection(TaskSection):
         """Open a checkpoint's images again; see `vision_ttt.tasks.images.task`."""
         from vision_ttt.tasks.images.task import reopen
 
-        return reopen(cls(**metadata.task), metadata, changes, **machine)
+        section = cls(**metadata.task)
+        if section.autoencoder is not None:
+            # The size of the images that are encoded is the model's, whatever the dataset.
+            sizes = {name: metadata.data.get(name) for name in ("image_size", "crop_fraction")}
+            changes = {**_WITHOUT_AUGMENTATION, **sizes, **changes}
+        return reopen(section, metadata, changes, **machine)

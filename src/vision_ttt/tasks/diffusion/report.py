@@ -24,12 +24,14 @@ def write_report(task: Diffusion, result: TrainResult) -> Report:
     """Write curves.png and samples.png into the run directory; return what the page shows."""
     shown = task.classes[:_CLASSES]
     labels = torch.arange(len(shown), device="cpu").repeat_interleave(_PER_CLASS)
+    # Without dropped labels in training, the model has no answer for no class.
+    guidance = _GUIDANCE if result.model.label_embed.dropout else 1.0
     samples = sample(
         result.model,
         task.process,
         labels,
         size=tuple(task.input["input_size"][1:]),
-        guidance=_GUIDANCE,
+        guidance=guidance,
         seed=result.metrics["seed"],
         clip=task.autoencoder is None,
     )
@@ -42,7 +44,7 @@ def write_report(task: Diffusion, result: TrainResult) -> Report:
         "curves": Section("Training", "The objective at each evaluation.", curves),
         "samples": Picture(
             "Samples",
-            f"A row for each of {', '.join(shown)}; guidance {_GUIDANCE}, not selected.",
+            f"A row for each of {', '.join(shown)}; guidance {guidance:g}, not selected.",
             to_png(grid(pixels, _PER_CLASS, shown)),
         ),
     }

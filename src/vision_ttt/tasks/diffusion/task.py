@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -93,12 +94,24 @@ class Diffusion(ImageTask):
         self.check_model(model)
         self.input = data_config(model)
         seed = self.config.run.seed
-        self.train_set = latent_items(self._latents("train"), seed, random=True)
-        self.test_set = latent_items(self._latents("test"), seed, random=False)
+        folder = Path(self.config.task.latents)
+        mirrored = self.config.data.horizontal_flip > 0
+        train, test = self._latents("train", folder, mirrored), self._latents("test", folder)
+        self.train_set = latent_items(train, seed, random=True)
+        self.test_set = latent_items(test, seed, random=False)
         self._watched = spread_images(self.test_set, _WATCHED)
         check_accepts(model, self._watched[:1])
 
-    def _latents(self, part: str) -> LatentImages:
+    def prepare_part(self, part: str) -> None:
+        """Set `test_set` to a part of the data, with latents encoded into a temporary folder."""
+        if self.autoencoder is None:
+            super().prepare_part(part)
+            return
+        self._scratch = TemporaryDirectory(prefix="vision-ttt-latents-")
+        latents = self._latents(part, Path(self._scratch.name))
+        self.test_set = latent_items(latents, 0, random=False)
+
+    def _latents(self, part: str, folder: Path, mirrored: bool = False) -> LatentImages:
         own, data = self.config.task, self.config.data
         size = data.image_size
         config = {**CENTRED, "input_size": (3, size, size), "crop_mode": "center"}
@@ -106,13 +119,13 @@ class Diffusion(ImageTask):
         asked = {**asdict(self.source), "autoencoder": own.autoencoder, "image_size": size}
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return cache_latents(
-            Path(own.latents),
+            folder,
             part,
             self.data.part(part),
             evaluation_transform(config),
             self.autoencoder.to(device),
             {**asked, "crop_fraction": config["crop_pct"]},
-            mirrored=part == "train" and data.horizontal_flip > 0,
+            mirrored=mirrored,
         )
 
     def pixels(self, samples: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from vision_ttt.models.image_size import size_multiple
 from vision_ttt.models.registry import is_model
 from vision_ttt.tasks.dense.config import DenseSection
 from vision_ttt.tasks.images.models import data_config, denormalise, normalise
+from vision_ttt.tasks.images.pretraining import PretrainedBackbone
 
 _STATISTICS = ("mean", "std")
 _LARGEST_VIEW = 2**25
@@ -129,6 +130,13 @@ def checkpoint_backbone(
     if "classification" in (metadata.task["name"], *section.stands_for(metadata)):
         own = (metadata.model, metadata.model_args, carried["input"])
         return classifier_backbone(model, *own, shorter_side)
+    if isinstance(model, PretrainedBackbone):
+        backbone = model.backbone
+        backbone.mask_token = None  # of masked images; no image that is looked at has a mask
+        arguments = {**metadata.model_args, "num_classes": backbone.num_classes}
+        return classifier_backbone(
+            backbone, metadata.model, arguments, carried["input"], shorter_side
+        )
     raise UserError(f"the checkpoint holds {section.HOLDS}; it has no image backbone to explain")
 
 

@@ -115,6 +115,20 @@ class ImageTask(Task):
         self._watched = None if self.sequences else spread_images(self.test_set, _WATCHED)
         check_accepts(model, self.example())
 
+    def prepare_part(self, part: str) -> None:
+        """Set `test_set` to a part of the data, for a trained model whose `input` is known.
+
+        Raises:
+            DatasetError: the model does not expect RGB images.
+        """
+        if (channels := self.input["input_size"][0]) != 3:
+            raise DatasetError(
+                f"the checkpoint's model expects {channels} channels; images are RGB, of 3"
+            )
+        transform = test_transform(self.input, self.sequences)
+        workers = self.config.machine.num_workers
+        self.test_set = with_transform(self.data.part(part), transform, 0, workers)
+
     def collate(self, items: Sequence[Any]) -> Batch:
         """Return the good images with their classes and places, and the damaged ones' errors."""
         if self.sequences:
@@ -179,11 +193,6 @@ def reopen(
             divided_alike = section.open(dataclasses.replace(config, data=changed))
             if divided_alike.data.held_out == then:  # the run's own data at another place
                 opened = divided_alike
-    channels = metadata.carried["input"]["input_size"][0]
-    if channels != 3:
-        raise DatasetError(
-            f"the checkpoint's model expects {channels} channels; images are RGB, of 3"
-        )
     check_classes(metadata, opened.classes)
     trained_on, given = metadata.data.get("dataset", ""), opened.source.dataset
     if part != "all" and same_path(trained_on, given) and then not in (None, opened.data.held_out):
@@ -202,9 +211,7 @@ def reopen(
         )
     opened.input = metadata.carried["input"]
     opened.sequences = carried_sequences(metadata.carried)
-    transform = test_transform(opened.input, opened.sequences)
-    workers = opened.config.machine.num_workers
-    opened.test_set = with_transform(opened.data.part(part), transform, 0, workers)
+    opened.prepare_part(part)
     return opened
 
 

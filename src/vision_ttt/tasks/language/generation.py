@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from vision_ttt.errors import DamagedModel, UserError
+from vision_ttt.language.configuration import TTTConfig
 from vision_ttt.tasks.language.next_tokens import scans_as_one_op
 from vision_ttt.tasks.language.tokenizers import Tokenizer
 
@@ -56,7 +58,8 @@ def generate(
         sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": 1.0}
     generators = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
     too_long = _saying_what_is_too_long(model, len(tokens) + max_new_tokens)
-    with generators, scans_as_one_op(), _own_generation_config(model), too_long:
+    own = _own_generation_config(model)
+    with generators, scans_as_one_op(), own, _any_length(model), too_long:
         torch.manual_seed(seed)
         model.generate(
             torch.tensor([tokens], device=device),
@@ -81,6 +84,17 @@ def _own_generation_config(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         model.generation_config = before
+
+
+@contextmanager
+def _any_length(model: PreTrainedModel) -> Iterator[None]:
+    """Silence transformers' warning of long texts: nothing in a TTT model depends on the length."""
+    logger = logging.getLogger("transformers.generation.stopping_criteria")
+    before, logger.disabled = logger.disabled, isinstance(model.config, TTTConfig)
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 @contextmanager

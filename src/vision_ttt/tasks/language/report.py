@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _TRACED = 8
 """Test sequences that the inner losses are the mean over."""
+_NEXT = ("--prompt", "class ")
 _PROMPT, _NEW_TOKENS, _TEMPERATURE = "def ", 400, 0.8
 
 
@@ -57,10 +58,13 @@ def write_report(task: Language, result: TrainResult) -> Report:
         )
     for name, section in sections.items():
         write_bytes(result.run_dir / f"{name}.png", section.png)
+    # Of other corpora nothing is known that a text could begin with.
+    of_python = task.config.data.dataset == "stdlib"
+    prompt = _PROMPT if of_python else ""
     sample = generate(
         result.model,
         task.tokenizer,
-        _PROMPT,
+        prompt,
         max_new_tokens=_NEW_TOKENS,
         temperature=_TEMPERATURE,
         seed=metrics["seed"],
@@ -71,17 +75,18 @@ def write_report(task: Language, result: TrainResult) -> Report:
         "test loss": f"{metrics['test_loss']:.4f} nats per token",
         "test perplexity": f"{metrics['test_perplexity']:.3f} per token",
     }
+    place = f"after {prompt!r}" if prompt else "at the beginning of a document"
     text = Text(
         "A sample",
-        f"What the model writes after {_PROMPT!r} at temperature {_TEMPERATURE:g}; the first one, "
-        "not selected.",
-        f"{_PROMPT}{sample}",
+        f"What the model writes {place} at temperature {_TEMPERATURE:g}; the first one, not"
+        " selected.",
+        f"{prompt}{sample}",
     )
     return Report(
         list(sections.values()),
         measured,
         {},
-        ("generate", str(result.run_dir / WEIGHTS_FILE), "--prompt", "class "),
+        ("generate", str(result.run_dir / WEIGHTS_FILE), *(_NEXT if of_python else ())),
         [position_table(evaluation)],
         [text],
     )
