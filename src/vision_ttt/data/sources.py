@@ -55,6 +55,10 @@ class DatasetSpec:
     num_classes: int | None = None
 
 
+class UndividedError(DatasetError):
+    """There are too few images to draw the test images by `test_fraction`."""
+
+
 @dataclass(frozen=True)
 class ImageSplits:
     """A dataset's two parts, whose items are (RGB PIL image, class index), and its class names."""
@@ -298,7 +302,7 @@ def _split(
             random_state=spec.split_seed,
         )
     except ValueError as error:
-        raise DatasetError(
+        raise UndividedError(
             f"{root} has {len(images)} images in {len(classes)} classes, which test_fraction"
             f" {spec.test_fraction} cannot split: {error}; choose another fraction, or divide an"
             " image folder into train/ and val/"

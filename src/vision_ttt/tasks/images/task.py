@@ -28,6 +28,7 @@ from vision_ttt.data import (
     with_transform,
 )
 from vision_ttt.data.loading import Transform
+from vision_ttt.data.sources import UndividedError
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError, MachineSection, TaskSection, TrainConfig
 from vision_ttt.engine.task import Batch, Task
@@ -184,7 +185,14 @@ def reopen(
         data = {**changes, "num_classes": len(metadata.carried["classes"])}
     described = described_data(ImageData, data, root="dataset")
     config = TrainConfig(section, described, machine=MachineSection(**machine))
-    opened = section.open(config)
+    try:
+        opened = section.open(config)
+    except UndividedError:
+        if part != "all":
+            raise
+        # Which half an image is in does not matter to the whole.
+        halves = dataclasses.replace(described, test_fraction=0.5)
+        opened = section.open(dataclasses.replace(config, data=halves))
     then = metadata.carried.get("held_out")  # checkpoints of earlier versions do not say it
     if "dataset" in changes and opened.data.held_out not in (None, then):
         drawn = {name: metadata.data[name] for name in _DRAWN if name in metadata.data}
