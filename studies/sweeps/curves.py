@@ -20,8 +20,8 @@ _AXES = {"epoch": "epoch", "seconds": "seconds of training, one thread"}
 def curves_figure(sweep: Sweep, results: Sequence[Result], *, against: Sequence[str]) -> Figure:
     """Test loss above test error at every evaluation, one column of axes per panel of the sweep.
 
-    A panel without results has none. A line goes through the means over the seeds, in a band from
-    the least to the largest.
+    Panels are those of :meth:`Sweep.panels_of`. A line goes through the means over the seeds, in a
+    band from the least to the largest.
 
     Args:
         sweep: what was trained.
@@ -32,11 +32,7 @@ def curves_figure(sweep: Sweep, results: Sequence[Result], *, against: Sequence[
         UserError: there are no results, one is not of this sweep, or one has no history.
     """
     found = by_row(sweep, results)
-    panels = [
-        (panel, x)
-        for panel, x in zip(sweep.panels, against, strict=True)
-        if found.keys() & set(panel.rows.values())
-    ]
+    panels = [(sweep.panels[at], against[at]) for at in sweep.panels_of(found.keys())]
     labels = dict.fromkeys(label for panel in sweep.panels for label in panel.rows)
     colours = {label: f"C{place}" for place, label in enumerate(labels)}
     figure = Figure(figsize=(1 + 4.6 * len(panels), 6.6), layout="constrained")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -191,6 +191,19 @@ class Sweep:
                     f"sweep {self.name} has no row {name!r}; nearest: {nearest(name, self.by_name)}"
                 )
         return tuple(self.by_name[name] for name in dict.fromkeys(names))
+
+    def panels_of(self, names: Collection[str]) -> list[int]:
+        """The numbers of the panels to show if the rows `names` have results.
+
+        A panel must have one of them that no earlier panel has: alone, the row whose seconds the
+        others are given needs no second panel.
+        """
+        shown, numbers = set(), []
+        for number, panel in enumerate(self.panels):
+            if new := set(panel.rows.values()) & set(names) - shown:
+                numbers.append(number)
+                shown |= new
+        return numbers
 
     def only(self, titles: Sequence[str]) -> Sweep:
         """The sweep with some of its panels, and the rows that stand in them.

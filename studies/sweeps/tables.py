@@ -94,13 +94,15 @@ def _cell(column: Column, results: Sequence[Result], found: Mapping[str, Sequenc
 
 
 def all_tables(sweep: Sweep, results: Sequence[Result]) -> list[Table]:
-    """The sweep's own tables, then one for each panel; those without lines are left out.
+    """The sweep's own tables, then those of :meth:`Sweep.panels_of`; empty ones are left out.
 
     Raises:
         UserError: as for :func:`by_row`.
     """
     own = [] if sweep.tables is None else sweep.tables(sweep, results)
-    panels = [tabulate(sweep, results, panel) for panel in range(len(sweep.panels))]
+    panels = [
+        tabulate(sweep, results, panel) for panel in sweep.panels_of(by_row(sweep, results).keys())
+    ]
     return [table for table in (*own, *panels) if table.lines]
 
 

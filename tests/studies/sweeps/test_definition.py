@@ -147,6 +147,13 @@ def test_backbones_have_equal_parameters_for_equal_epochs_and_for_the_references
                 assert timed.length == SameSeconds(reference)
 
 
+def test_a_panel_is_shown_for_a_row_that_no_earlier_panel_has():
+    sweep = SWEEPS["backbones-digits"]
+    assert sweep.panels_of([]) == []
+    assert sweep.panels_of(["vittt", "deit"]) == [0]
+    assert sweep.panels_of(["vittt", "deit-seconds"]) == [0, 1]
+
+
 def test_a_seed_of_solar_cells_has_a_split_of_its_own():
     sweep = SWEEPS["backbones-elpv"]
     config = sweep.config(sweep.by_name["vittt"], 3, Path("runs"))
