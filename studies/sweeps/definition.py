@@ -195,14 +195,15 @@ class Sweep:
     def panels_of(self, names: Collection[str]) -> list[int]:
         """The numbers of the panels to show if the rows `names` have results.
 
-        A panel must have one of them that no earlier panel has: alone, the row whose seconds the
-        others are given needs no second panel.
+        A panel must have two of them, or one that no earlier panel has: alone, the row whose
+        seconds the others are given needs no second panel.
         """
         shown, numbers = set(), []
         for number, panel in enumerate(self.panels):
-            if new := set(panel.rows.values()) & set(names) - shown:
+            own = set(panel.rows.values()) & set(names)
+            if len(own) > 1 or own - shown:
                 numbers.append(number)
-                shown |= new
+                shown |= own
         return numbers
 
     def only(self, titles: Sequence[str]) -> Sweep:

@@ -500,7 +500,7 @@ def test_the_command_leaves_a_page_and_measures_again(
     page = (run_dir / "report.html").read_text()
     assert "17 to 32" in page
     assert "A sample" in page
-    assert "<pre>def " in page
+    assert "What the model writes at the beginning of a document" in page
     weights = str(run_dir / "last.safetensors")
     metrics = json.loads((run_dir / "metrics.json").read_text())
     assert main(["eval", weights, "--json", "--batch-size", "3"]) == 0
