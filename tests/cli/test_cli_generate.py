@@ -1,13 +1,17 @@
 """`vision-ttt generate`."""
 
+import logging
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from vision_ttt.cli.main import main
 from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
+from vision_ttt.tasks.language.generation import generate
 from vision_ttt.tasks.language.models import build_language_model
+from vision_ttt.tasks.language.tokenizers import ByteTokenizer
 
 Said = pytest.CaptureFixture[str]
 ARGUMENTS = {
@@ -53,6 +57,22 @@ def test_the_most_probable_tokens_follow_the_prompt(checkpoint: str, capsys: Sai
             tokens.append(model(torch.tensor([tokens])).logits[0, -1].argmax().item())
     written = tokens[1 : tokens.index(256, 1)] if 256 in tokens[1:] else tokens[1:]
     assert said == bytes(written).decode(errors="replace") + "\n"
+
+
+def test_a_ttt_model_has_no_longest_text() -> None:
+    torch.manual_seed(0)
+    sizes = {**ARGUMENTS, "max_position_embeddings": 8, "mini_batch_size": 4}
+    model = build_language_model("ttt", sizes).eval()
+    logger = transformers.utils.logging.get_logger("transformers.generation.stopping_criteria")
+    logger.warning_once.cache_clear()
+    said: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = said.append
+    logger.addHandler(handler)
+    generate(model, ByteTokenizer(), "abc", max_new_tokens=12, temperature=0)
+    logger.removeHandler(handler)
+    assert not said
+    assert not logger.disabled
 
 
 def test_the_seed_decides_what_is_drawn(checkpoint: str, capsys: Said) -> None:

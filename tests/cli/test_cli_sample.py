@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -115,17 +116,21 @@ def test_images_one_by_one_are_those_of_the_picture(sampled, tmp_path: Path) -> 
 
 def test_a_class_that_is_no_name_of_a_folder(sampled, tmp_path: Path, capsys: Said) -> None:
     sampled("a.png", "--per-class", "1", "--images", str(tmp_path / "images"))
-    told = "'un émeu/nandou' is no name of a folder; its images are in un émeu_nandou"
+    told = "'un émeu/nandou' cannot name a folder; its images are in un émeu_nandou"
     assert told in capsys.readouterr().out
 
 
 def test_two_classes_of_one_folder(tmp_path: Path, capsys: Said) -> None:
-    names = ("a/b", "a_b", "c", "d")
+    names = ("a/b", "a_b", "c:d", "c_d")
     path = _checkpoint(tmp_path / "last.safetensors", names=names)
     command = ["sample", "--checkpoint", path, "--steps", "2", "--output", str(tmp_path / "a.png")]
     assert main([*command, "--images", str(tmp_path / "images")]) == 2
     assert "one folder 'a_b' for a/b, a_b; choose one of them" in capsys.readouterr().err
     assert not (tmp_path / "images").exists()
+    if os.name == "posix":
+        chosen = ["--classes", "c:d,c_d", "--per-class", "1", "--images", str(tmp_path / "images")]
+        assert main([*command, *chosen]) == 0
+        assert {path.name for path in (tmp_path / "images").iterdir()} == {"c:d", "c_d"}
 
 
 def test_the_default_steps_are_no_more_than_the_process_has(tmp_path: Path) -> None:

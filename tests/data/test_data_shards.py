@@ -96,6 +96,11 @@ def test_no_sample_is_left_out_silently(
         open_dataset(DatasetSpec(str(shards)))
 
 
+def test_hidden_members_are_left_out(shards: Path, write_shard: Callable[..., None]) -> None:
+    write_shard(shards / "faces-train-0002.tar", [("a", 1, "1"), ("._a", None, "1")])
+    assert len(open_dataset(DatasetSpec(str(shards))).train) == 17
+
+
 def test_a_truncated_shard_is_named(shards: Path) -> None:
     path = shards / "faces-train-0001.tar"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 3 + 100])

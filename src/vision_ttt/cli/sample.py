@@ -86,7 +86,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
             for index, folder in folders.items():
                 label = metadata.carried["classes"][index]
                 if folder != label:
-                    console.say(f"{label!r} is no name of a folder; its images are in {folder}")
+                    console.say(f"{label!r} cannot name a folder; its images are in {folder}")
     names = ", ".join(metadata.carried["classes"][index] for index in classes[:12])
     console.say(
         f"{output}: {len(labels)} samples of {metadata.model}, {arguments.per_class} of each class:"

@@ -94,7 +94,8 @@ def _read_shard(shard: Path) -> tuple[list[_Sample], list[int]]:
                 folder, _, base = member.name.rpartition("/")
                 key, dot, suffix = base.partition(".")
                 key = f"{folder}/{key}".removeprefix("/")
-                if not member.isfile() or not dot:
+                # A key is not empty: file browsers add hidden files such as ._KEY.cls.
+                if not member.isfile() or not dot or base.startswith("."):
                     continue
                 if f".{suffix}".lower() in IMAGE_SUFFIXES:
                     if key in images:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vision_ttt.errors import UserError
+from vision_ttt.errors import UserError, reason_of
 
 
 class WholePictureError(UserError, ValueError):
@@ -29,5 +29,4 @@ def naming(path: Path, kind: str) -> Iterator[None]:
     except Exception as error:  # decoders may raise any exception for an untrusted file
         if isinstance(error, OSError) and error.errno is not None:  # from the operating system
             raise
-        reason = " ".join(str(error).split())
-        raise WholePictureError(f"{path} cannot be read as {kind}: {reason}") from error
+        raise WholePictureError(f"{path} cannot be read as {kind}: {reason_of(error)}") from error

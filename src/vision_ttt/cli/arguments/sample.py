@@ -43,8 +43,8 @@ class _Flags:
     guidance: float = within(1.5, 0, 1_000)
     """scale of classifier-free guidance; 1: none, larger: clearer and less varied images"""
     steps: int | None = within(None, 1, MOST_STEPS)
-    """steps from noise to image; more are finer and slower; null: 50, or all of a process with
-    fewer"""
+    """steps from noise to image; more are finer and slower; null: 50, or the noise steps of the
+    training if they are fewer"""
     sampler: str | None = None
     """ddim (only the first noise is random) or ddpm (every step is random) for objective noise,
     euler for objective flow; null: ddim or euler"""

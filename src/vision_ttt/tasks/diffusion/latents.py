@@ -18,7 +18,7 @@ from vision_ttt.data import DatasetError, ImageError, with_transform
 from vision_ttt.data.loading import SeededItems, Transform
 from vision_ttt.engine.described import read_json
 from vision_ttt.engine.locks import alone_in
-from vision_ttt.errors import UserError
+from vision_ttt.errors import UserError, reason_of
 from vision_ttt.extras import require
 from vision_ttt.files import write_text
 
@@ -51,8 +51,7 @@ class Autoencoder:
             )
         # Of a folder that holds something else, diffusers raises anything.
         except Exception as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"autoencoder {name} cannot be read: {reason}") from error
+            raise UserError(f"autoencoder {name} cannot be read: {reason_of(error)}") from error
         self.model = model.eval().requires_grad_(False)
         self.factor = 2 ** (len(model.config.block_out_channels) - 1)
         self.channels = int(model.config.latent_channels)

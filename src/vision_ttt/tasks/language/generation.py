@@ -90,7 +90,8 @@ def _own_generation_config(model: PreTrainedModel) -> Iterator[None]:
 def _any_length(model: PreTrainedModel) -> Iterator[None]:
     """Silence transformers' warning of long texts: nothing in a TTT model depends on the length."""
     logger = logging.getLogger("transformers.generation.stopping_criteria")
-    before, logger.disabled = logger.disabled, isinstance(model.config, TTTConfig)
+    before = logger.disabled
+    logger.disabled = before or isinstance(model.config, TTTConfig)
     try:
         yield
     finally:
