@@ -41,6 +41,15 @@ def reason_of(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def shortened(value: object) -> str:
+    """Return a value for a message, cut where it has more than 60 characters."""
+    try:
+        text = str(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
+
+
 def some(names: Sequence[str]) -> str:
     """Return the first of some names, and how many more there are."""
     if not names:

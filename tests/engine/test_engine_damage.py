@@ -21,7 +21,7 @@ from vision_ttt.errors import DamagedItem, nearest
 from vision_ttt.recipes import change, resolve
 from vision_ttt.tasks import load_model
 from vision_ttt.tasks.classification.report import _decodable, panels_of
-from vision_ttt.tasks.images.figures import learning_curves
+from vision_ttt.tasks.figures import learning_curves
 
 Fields = Callable[..., dict]
 

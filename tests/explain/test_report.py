@@ -15,7 +15,7 @@ from vision_ttt.explain.figures import confusion_matrix, inner_loss_curves
 from vision_ttt.explain.map_figures import gradient_map_sheet, plot_gradient_maps
 from vision_ttt.explain.report import Section, png_bytes, render_report
 from vision_ttt.tasks.classification.report import _gradient_maps, _reading, panels_of
-from vision_ttt.tasks.images.figures import learning_curves
+from vision_ttt.tasks.figures import learning_curves
 
 HISTORY = [
     {

@@ -1,6 +1,5 @@
 """Sets of images and masks of another package, by the root that stands for each."""
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,6 @@ from vision_ttt.cli.main import main
 from vision_ttt.data import DatasetError
 from vision_ttt.data.mask_folders import open_mask_folders
 from vision_ttt.engine import ConfigError
-from vision_ttt.engine.checkpoint import read_weights, save_weights
 from vision_ttt.tasks.segmentation import LabelledSet, register_root
 from vision_ttt.tasks.segmentation.config import ROOTS
 
@@ -86,18 +84,9 @@ def test_a_registered_root_is_trained_on_and_evaluated(
     assert told["images"] == 5
     assert asked[1:] == [{"colours": 2}]
 
-    # Files of earlier versions call the options otherwise.
-    tensors, metadata = read_weights(weights)
-    options = {"letters": metadata.data.pop("root_options")}
-    former = dataclasses.replace(metadata, data={**metadata.data, **options})
-    save_weights(tmp_path / "former.safetensors", tensors, former)
-    assert main(["eval", str(tmp_path / "former.safetensors"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == told
-    assert asked[2:] == [{"colours": 2}]
-
     # Another dataset leaves nothing of the root's options.
     assert main(["eval", str(weights), "--dataset", str(scenes), "--json"]) == 0
-    assert len(asked) == 3
+    assert len(asked) == 2
     assert json.loads(capsys.readouterr().out)["images"] == 5
 
 

@@ -5,11 +5,10 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jsonargparse
 
-from vision_ttt.errors import UserError
+from vision_ttt.errors import UserError, shortened
 from vision_ttt.file_kinds import is_of_the_system, kind_of_file
 from vision_ttt.pretrained import list_pretrained, weights_path
 
@@ -119,15 +118,6 @@ def check_replaceable(name: str, given: str, *, overwrite: bool) -> None:
 def flag(name: str) -> str:
     """The flag of an argument as help shows it."""
     return f"--{name.replace('_', '-')}"
-
-
-def shortened(value: Any) -> str:
-    """A value for a message; a number of a thousand digits is cut."""
-    try:
-        text = str(value)
-    except ValueError:  # Python refuses to print integers of thousands of digits
-        return "a number of thousands of digits"
-    return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
 
 
 def _path(name: str, given: str) -> Path:

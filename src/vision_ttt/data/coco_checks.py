@@ -10,6 +10,8 @@ import faster_coco_eval.core.mask as rle_masks
 import numpy as np
 from faster_coco_eval.mask_api_new_cpp import toUncompressedRLE as uncompressed
 
+from vision_ttt.errors import shortened
+
 Rle = dict[str, Any]
 """A run-length encoded mask: `size` [height, width] and compressed `counts`, bytes."""
 
@@ -178,5 +180,4 @@ def _are_finite(values: Sequence[Any]) -> bool:
 
 def shown(value: Any) -> str:
     """Return a value for a message, shortened where it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
+    return shortened(repr(value))

@@ -124,20 +124,20 @@ def _fraction(images: Dataset, spec: DatasetSpec) -> Subset:
 
 def _open(spec: DatasetSpec) -> ImageSplits:
     if spec.dataset == "digits":
-        refuse_unused(spec, "the digits", "dataset_root", *_SPLIT_NAMES, *_DRAWN)
+        _refuse_fields(spec, "the digits", "dataset_root", *_SPLIT_NAMES, *_DRAWN)
         return ImageSplits(Digits("train"), Digits("test"), Digits.classes)
     if spec.dataset == "fashion-mnist":
-        refuse_unused(spec, "Fashion-MNIST", *_SPLIT_NAMES, *_DRAWN)
+        _refuse_fields(spec, "Fashion-MNIST", *_SPLIT_NAMES, *_DRAWN)
         train, test = (FashionMNIST(split, spec.dataset_root) for split in ("train", "test"))
         return ImageSplits(train, test, FashionMNIST.classes)
     if spec.dataset in ("elpv", "elpv-grades"):
-        refuse_unused(spec, "ELPV", *_SPLIT_NAMES)
+        _refuse_fields(spec, "ELPV", *_SPLIT_NAMES)
         cells = ELPV(spec.dataset_root, grades=spec.dataset == "elpv-grades")
         names = [Path(path).name for path, _ in cells.samples]
         return _split(cells, names, cells.kinds, cells.classes, "ELPV", spec)
     folder = Path(spec.dataset).expanduser()
     if folder.is_dir():
-        refuse_unused(spec, f"the folder {folder}", "dataset_root", *_SPLIT_NAMES)
+        _refuse_fields(spec, f"the folder {folder}", "dataset_root", *_SPLIT_NAMES)
         shards = sorted(folder.rglob("*.tar"))
         shards = [path for path in shards if not is_hidden(path.relative_to(folder))]
         return _open_shards(shards, spec) if shards else _open_folder(folder, spec)
@@ -147,7 +147,7 @@ def _open(spec: DatasetSpec) -> ImageSplits:
     raise FileNotFoundError(2, f"No such dataset; accepted are {ACCEPTED}", spec.dataset)
 
 
-def refuse_unused(spec: DatasetSpec, place: str, *names: str) -> None:
+def _refuse_fields(spec: DatasetSpec, place: str, *names: str) -> None:
     """Refuse fields that `place` does not use, if they differ from their defaults.
 
     `split_seed` is used wherever a fraction of the training images is drawn.
@@ -219,7 +219,7 @@ def _open_folder(root: Path, spec: DatasetSpec) -> ImageSplits:
             raise DatasetError(
                 f"image folder {root} has train/ but none of {', '.join(_TEST_FOLDERS)} beside it"
             )
-        refuse_unused(spec, f"{root}, which has {test_root.name}/,", *_DRAWN)
+        _refuse_fields(spec, f"{root}, which has {test_root.name}/,", *_DRAWN)
         train, test = FolderImages(root / "train"), FolderImages(test_root)
         if train.classes != test.classes:
             alone = sorted(set(train.classes) ^ set(test.classes))
@@ -252,7 +252,7 @@ def _open_shards(shards: list[Path], spec: DatasetSpec) -> ImageSplits:
     if test_images is None:
         names = [f"{each.shard.relative_to(root)}/{each.name}" for each in images.samples]
         return _split(images, names, images.targets, classes, root, spec)
-    refuse_unused(spec, f"{root}, which has shards for test,", *_DRAWN)
+    _refuse_fields(spec, f"{root}, which has shards for test,", *_DRAWN)
     return ImageSplits(images, test_images, classes)
 
 
@@ -343,7 +343,7 @@ class TimmImages(Dataset[tuple[Image.Image, int]]):
 
 
 def _open_timm(spec: DatasetSpec) -> ImageSplits:
-    refuse_unused(spec, f"{spec.dataset}, whose splits have names,", *_DRAWN)
+    _refuse_fields(spec, f"{spec.dataset}, whose splits have names,", *_DRAWN)
     # A checkpoint of others names its data, too.
     if urlsplit(spec.dataset_root or "").scheme == "pipe":
         raise DatasetError(

@@ -19,8 +19,8 @@ class ResidualConv2d(DepthwiseConv2d):
     depend on the distance to the edges, on a grid of any size.
     """
 
-    def __init__(self, channels: int, kernel_size: int = 3) -> None:
-        super().__init__(channels, kernel_size)
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, kernel_size=3)
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -17,10 +17,9 @@ from vision_ttt.cli.checks import (
     LARGEST_BATCH,
     check_range,
     check_renewed_file,
-    shortened,
 )
 from vision_ttt.cli.parser import CommandParser
-from vision_ttt.errors import UserError
+from vision_ttt.errors import UserError, shortened
 
 KINDS = {
     "ops": "time the backends of an op, relative to the machine's rate of matrix products",

@@ -18,10 +18,9 @@ from vision_ttt.cli.checks import (
     check_input_file,
     check_new_folder,
     check_readable,
-    shortened,
 )
 from vision_ttt.cli.parser import CommandParser, within
-from vision_ttt.errors import UserError
+from vision_ttt.errors import UserError, shortened
 from vision_ttt.file_kinds import IMAGE_SUFFIXES
 from vision_ttt.pretrained import weights_path
 

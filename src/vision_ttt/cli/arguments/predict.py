@@ -6,7 +6,7 @@ from typing import Literal
 
 import jsonargparse
 
-from vision_ttt.cli.arguments.inference import CHECKPOINT, DeviceFlag, InferenceFlags
+from vision_ttt.cli.arguments.inference import CHECKPOINT, DeviceFlag, InferenceFlags, JsonFlag
 from vision_ttt.cli.checks import (
     check_new_folder,
     check_output_file,
@@ -44,8 +44,6 @@ class _Flags:
     classes, from 0; ADE20K's own masks count from 1; sub-folders are kept likewise"""
     overwrite: bool = False
     """overwrite an existing output, picture or mask"""
-    json: bool = False
-    """print JSON instead of tables"""
 
 
 @dataclass
@@ -93,6 +91,7 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument("--checkpoint", type=str, required=True, help=CHECKPOINT)
     parser.add_fields(_Flags)
+    parser.add_fields(JsonFlag)
     parser.add_fields(_WholeFlags)
     parser.add_argument(
         "--bands",

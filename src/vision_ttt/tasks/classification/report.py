@@ -18,7 +18,7 @@ from vision_ttt.explain.feature_maps import token_step
 from vision_ttt.explain.figures import confusion_matrix, inner_loss_curves
 from vision_ttt.explain.map_figures import gradient_map_sheet
 from vision_ttt.explain.report import Section
-from vision_ttt.tasks.images.figures import Curves, learning_curves, save, section
+from vision_ttt.tasks.figures import Curves, learning_curves, save, section
 from vision_ttt.tasks.images.models import denormalise
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from vision_ttt.explain.report import Picture
 from vision_ttt.files import write_text
 from vision_ttt.tasks.detection.evaluation import KINDS, DetectionEvaluation
 from vision_ttt.tasks.detection.pictures import SHOWN_SCORE, DrawnObject, corners, drawn
-from vision_ttt.tasks.images.figures import (
+from vision_ttt.tasks.figures import (
     Curves,
     class_bars,
     learning_curves,

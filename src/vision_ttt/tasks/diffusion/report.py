@@ -12,7 +12,7 @@ from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain.report import Picture, Section
 from vision_ttt.tasks.diffusion.pictures import grid, to_png
-from vision_ttt.tasks.images.figures import Curves, learning_curves, save
+from vision_ttt.tasks.figures import Curves, learning_curves, save
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.diffusion.task import Diffusion

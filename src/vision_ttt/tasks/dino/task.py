@@ -25,7 +25,7 @@ from vision_ttt.engine.train import TrainResult
 from vision_ttt.tasks.dino.crops import fixed_crops, multi_crop
 from vision_ttt.tasks.dino.evaluation import NEIGHBOURS, DinoEvaluation, neighbour_accuracy
 from vision_ttt.tasks.dino.model import DinoModel, build_dino
-from vision_ttt.tasks.images.figures import Curves, learning_curves, save, section
+from vision_ttt.tasks.figures import Curves, learning_curves, save, section
 from vision_ttt.tasks.images.models import check_accepts
 from vision_ttt.tasks.images.pretraining import start_backbone
 from vision_ttt.tasks.images.task import ImageTask, test_transform

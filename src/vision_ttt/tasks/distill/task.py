@@ -22,7 +22,7 @@ from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.tasks.distill.model import FeatureStudent, build_student, distances
 from vision_ttt.tasks.distill.teacher import Teacher
-from vision_ttt.tasks.images.figures import Curves, learning_curves, save, section
+from vision_ttt.tasks.figures import Curves, learning_curves, save, section
 from vision_ttt.tasks.images.pretraining import start_backbone
 from vision_ttt.tasks.images.task import ImageTask
 

@@ -11,20 +11,6 @@ from matplotlib.ticker import NullFormatter, StrMethodFormatter
 from torch import Tensor
 
 
-def loss_curves(history: Sequence[Mapping[str, Any]]) -> Figure:
-    """Loss on training and test tokens against the updates made."""
-    figure = Figure(figsize=(4.8, 3.4), layout="constrained")
-    axis = figure.subplots()
-    for key, name in (("train_loss", "training"), ("test_loss", "test")):
-        rows = [row for row in history if row[key] is not None]
-        values = [row[key] for row in rows]
-        axis.plot([row["update"] for row in rows], values, marker=".", label=name)
-    axis.set(title="Cross-entropy", xlabel="update", ylabel="nats per token")
-    axis.grid(alpha=0.3)
-    axis.legend(frameon=False)
-    return figure
-
-
 def loss_by_position(bands: Sequence[Mapping[str, Any]]) -> Figure:
     """Test loss against the token's position in its sequence.
 

@@ -12,15 +12,16 @@ from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain import trace_layers
 from vision_ttt.explain.report import PageTable, Section, Text
-from vision_ttt.files import write_bytes
+from vision_ttt.tasks.figures import Curves, learning_curves, save
 from vision_ttt.tasks.language.evaluation import LanguageEvaluation
-from vision_ttt.tasks.language.figures import inner_loss_figure, loss_by_position, loss_curves
+from vision_ttt.tasks.language.figures import inner_loss_figure, loss_by_position
 from vision_ttt.tasks.language.generation import generate
 from vision_ttt.tasks.language.packing import Sequences
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.language.task import Language
 
+_LOSS = Curves("Cross-entropy", "nats per token", {"train_loss": "training", "test_loss": "test"})
 _TRACED = 8
 """Test sequences that the inner losses are the mean over."""
 _NEXT = ("--prompt", "class ")
@@ -37,7 +38,7 @@ def write_report(task: Language, result: TrainResult) -> Report:
         "curves": Section(
             "Training",
             "Loss on the training tokens since the evaluation before, and on all test tokens.",
-            loss_curves(metrics["history"]),
+            learning_curves(metrics["history"], [_LOSS], against="update"),
         ),
         "loss_by_position": Section(
             "Does more context help?",
@@ -56,8 +57,6 @@ def write_report(task: Language, result: TrainResult) -> Report:
             " from the tokens before (TTT, Figs. 5 and 17).",
             inner_loss_figure(losses, task.context // max(len(p[0]) for p in losses.values())),
         )
-    for name, section in sections.items():
-        write_bytes(result.run_dir / f"{name}.png", section.png)
     # Of other corpora nothing is known that a text could begin with.
     of_python = task.config.data.dataset == "stdlib"
     prompt = _PROMPT if of_python else ""
@@ -83,7 +82,7 @@ def write_report(task: Language, result: TrainResult) -> Report:
         f"{prompt}{sample}",
     )
     return Report(
-        list(sections.values()),
+        save(sections, result.run_dir),
         measured,
         {},
         ("generate", str(result.run_dir / WEIGHTS_FILE), *(_NEXT if of_python else ())),

@@ -12,7 +12,7 @@ from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain.report import Picture
-from vision_ttt.tasks.images.figures import Curves, learning_curves, save, section
+from vision_ttt.tasks.figures import Curves, learning_curves, save, section
 from vision_ttt.tasks.images.models import denormalise
 from vision_ttt.tasks.images.pictures import as_png, picture_rows
 from vision_ttt.tasks.masked_images.model import from_patches, standardised, to_patches

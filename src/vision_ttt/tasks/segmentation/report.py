@@ -15,7 +15,7 @@ from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import DamagedItem
 from vision_ttt.explain.report import Picture
 from vision_ttt.files import write_text
-from vision_ttt.tasks.images.figures import Curves, class_bars, learning_curves, save, section
+from vision_ttt.tasks.figures import Curves, class_bars, learning_curves, save, section
 from vision_ttt.tasks.images.pictures import as_png, picture_rows, with_legend
 from vision_ttt.tasks.segmentation.logits import predicted_labels
 from vision_ttt.tasks.segmentation.pictures import overlaid

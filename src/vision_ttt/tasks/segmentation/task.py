@@ -49,8 +49,6 @@ PARTS = ("train", "test")
 _BYTE = Range(0, 255, "from 0 to 255")
 _INPUT = ("longer_side", "test_shorter_side", "evaluation", "window", "stride")
 """The fields of `SegmentationData` that say how a model sees images at test."""
-_FORMER = {"letters": "root_options"}
-"""Name of a field in checkpoints of earlier versions → its present name."""
 _LEAST_IMAGES = 2  # that a batch norm over one pixel of each image accepts, where there is one
 
 
@@ -328,9 +326,8 @@ def reopen(
     fields = {name: value for name, value in changes.items() if name != "dataset"}
     if "dataset" in changes:
         fields = {"root_options": {}, **fields, "root": changes["dataset"]}
-    former = {_FORMER.get(name, name): value for name, value in metadata.data.items()}
     shown = {name: metadata.carried["input"][name] for name in _INPUT}
-    data = described_data(SegmentationData, {**former, **shown, **fields}, root="root")
+    data = described_data(SegmentationData, {**metadata.data, **shown, **fields}, root="root")
     parts = PARTS if part == "all" else (part,)
     if "dataset" in changes and data.root not in ROOTS:
         paths = [f"{each}_{kind}" for each in parts for kind in ("images", "masks")]

@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from vision_ttt.tasks.images.figures import Curves, class_bars, learning_curves
+from vision_ttt.tasks.figures import Curves, class_bars, learning_curves
 from vision_ttt.tasks.images.pictures import picture_rows
 
 

@@ -30,21 +30,26 @@ class Curves(NamedTuple):
 
 
 def learning_curves(
-    history: Sequence[Mapping[str, Any]], panels: Sequence[Curves], *, narrow: bool = False
+    history: Sequence[Mapping[str, Any]],
+    panels: Sequence[Curves],
+    *,
+    against: str = "epoch",
+    narrow: bool = False,
 ) -> Figure:
-    """Figures of a run against the epoch.
+    """Figures of a run against the epoch or the update.
 
     Args:
-        history: per evaluation a mapping with "epoch" and the keys of the panels' lines.
+        history: per evaluation a mapping with `against` and the keys of the panels' lines.
+        against: the key of the x axis.
         narrow: one panel per row, for a phone.
     """
-    epochs = [row["epoch"] for row in history]
+    places = [row[against] for row in history]
     figure, axes = panels_of_figure(len(panels), narrow)
     for axis, panel in zip(axes, panels, strict=True):
         for key, name in panel.lines.items():
             values = np.array([row[key] for row in history], dtype=float)  # None becomes NaN
-            axis.plot(epochs, panel.scale * values, marker=".", label=name)
-        axis.set(title=panel.title, xlabel="epoch", ylabel=panel.unit)
+            axis.plot(places, panel.scale * values, marker=".", label=name)
+        axis.set(title=panel.title, xlabel=against, ylabel=panel.unit)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)
         if len(panel.lines) > 1:
