@@ -327,6 +327,7 @@ class Config:
         ({"epoch": 3}, 'holds no weights: .* or one under "model"'),
         ([torch.ones(1)], "holds no weights"),
         ({}, "holds no weights"),
+        ({0: torch.ones(1)}, "holds no weights"),
     ],
 )
 def test_files_without_plain_weights_are_refused(tmp_path, content, message):

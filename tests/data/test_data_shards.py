@@ -97,7 +97,9 @@ def test_no_sample_is_left_out_silently(
 
 
 def test_hidden_members_are_left_out(shards: Path, write_shard: Callable[..., None]) -> None:
-    write_shard(shards / "faces-train-0002.tar", [("a", 1, "1"), ("._a", None, "1")])
+    write_shard(
+        shards / "faces-train-0002.tar", [("a", 1, "1"), ("._a", None, "1"), (".b/b", 2, None)]
+    )
     assert len(open_dataset(DatasetSpec(str(shards))).train) == 17
 
 

@@ -139,6 +139,7 @@ BAD = {
     "model": ("hvit3_tinny", {}, {}, r"unknown model 'hvit3_tinny'; nearest: hvit3_tiny"),
     "key": ("resnet18", {"chanels": 3}, {}, "dense has no 'chanels'; nearest: channels"),
     "maps": ("resnet18", {"maps": "ladder"}, {}, "accepted: adapter, pyramid, stages"),
+    "maps type": ("resnet18", {"maps": ["stages"]}, {}, r"dense.maps is \['stages'\]; accepted"),
     "other": (
         "resnet18",
         {"adapter": {"points": 4}},

@@ -298,6 +298,14 @@ def test_arguments_that_do_not_fit_are_named():
         Detector(ConvMaps(), 0)
 
 
+@pytest.mark.parametrize("level", [0, 3])
+def test_nan_in_any_map_is_an_error(level: int) -> None:
+    own = detector(StageMaps(nano_h_vit3())).eval()
+    nn.init.constant_(own.pyramid.layer_blocks[level][0].weight, float("nan"))
+    with pytest.raises(FloatingPointError, match="NaN or infinite"):
+        own(batch()[0])
+
+
 def test_for_inference_finds_the_same():
     own = detector(StageMaps(nano_h_vit3(dims=(32, 32, 64, 96))), score_threshold=0.2).eval()
     images, _ = batch()

@@ -160,6 +160,7 @@ def test_clipping_is_for_pixels(make_model):
         ({"guidance": float("nan")}, "guidance is nan"),
         ({"guidance": float("inf")}, "guidance is inf"),
         ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
         ({"sampler": "euler"}, "sampler is 'euler'; accepted: ddim, ddpm"),
         ({"steps": 0}, "steps is 0; accepted: 1 to 1000"),
         ({"steps": 1001}, "steps is 1001; accepted: 1 to 1000"),

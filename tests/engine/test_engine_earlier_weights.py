@@ -16,10 +16,12 @@ from vision_ttt.tasks import load_model
 
 @pytest.mark.parametrize("ema_decay", [0.0, 0.9])
 def test_checkpoints_hold_what_was_evaluated_at_them(
-    tiny_fields: Callable[..., dict], ema_decay: float, tmp_path: Path
+    tiny_fields: Callable[..., dict], ema_decay: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = train(resolve(tiny_fields(ema_decay=ema_decay))).run_dir
     former, last = (load_model(path) for path in reversed(checkpoints(run)))
+    monkeypatch.chdir(run / "checkpoints")
+    assert load_model(checkpoints(run)[0].name)[1] == last[1]
     wanted, described = load_model(run / "last.safetensors")
     weights = last[0].state_dict()
     assert all(torch.equal(weights[name], x) for name, x in wanted.state_dict().items())

@@ -79,6 +79,12 @@ def test_a_killed_process_leaves_no_lock_though_its_child_lives(tmp_path: Path) 
         os.close(writing)
 
 
+def test_a_folder_that_its_former_holder_removed_is_made_again(tmp_path: Path) -> None:
+    descriptor = locks._locked(tmp_path / "removed" / LOCK_FILES[0], wait=True)
+    os.close(descriptor)
+    assert (tmp_path / "removed" / LOCK_FILES[0]).exists()
+
+
 def test_a_lock_of_a_file_that_was_removed_meanwhile_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,13 @@
 """What a run shows and writes while it trains."""
 
+import errno
 import io
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +67,32 @@ def test_tensorboard_has_every_update_and_epoch(tiny_fields: Fields) -> None:
     for row in rows:
         assert row["memory_bytes"] > 2**20
         assert 0 < row["data_share"] < 1
+
+
+def test_what_a_run_could_not_write_at_its_end_it_writes_when_resumed(
+    tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolve(tiny_fields())
+    write, failing = RunLog.metrics, [False, True]
+
+    def full(log: RunLog, *given: Any) -> None:
+        if failing.pop(0):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(log, *given)
+
+    monkeypatch.setattr(RunLog, "metrics", full)
+    with pytest.raises(OSError, match="No space left"):
+        train(config)
+    folder = Path(config.run.output)
+    assert len(json.loads((folder / "metrics.json").read_text())["history"]) == 1
+    monkeypatch.undo()
+    result = train(config, resume="auto")
+    told = json.loads((folder / "metrics.json").read_text())
+    assert told["history"] == result.metrics["history"]
+    assert len((folder / "metrics.csv").read_text().splitlines()) == 3
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("evaluation/test_accuracy")] == [4, 8]
 
 
 def test_points_of_a_run_that_went_on_replace_the_ones_after_its_checkpoint(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from vision_ttt import recipes
 from vision_ttt.data import ImageError
 from vision_ttt.data.loading import Batch
 from vision_ttt.engine import ConfigError, Preempted, TrainResult, evaluation, train
+from vision_ttt.engine.assembly import moving_average
 from vision_ttt.engine.optimisation import Length, make_optimizer, make_scheduler
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import read_state
@@ -487,3 +488,16 @@ def test_average_warms_up_and_is_what_is_saved(tiny_fields: Fields) -> None:
 def test_digits_recipe_reaches_its_accuracy(tmp_path: Path) -> None:
     result = train(recipes.load("digits", {"output": str(tmp_path / "digits")}))
     assert result.evaluation.accuracy >= 0.98
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_the_average_of_tied_weights_decays_once(foreach: bool) -> None:
+    model = nn.Sequential(nn.Embedding(3, 3), nn.Linear(3, 3, bias=False), nn.BatchNorm1d(3))
+    for tied in (False, True):
+        if tied:
+            model[1].weight = model[0].weight
+        nn.init.zeros_(model[0].weight)
+        average = moving_average(model, 0.9, foreach=foreach)
+        nn.init.ones_(model[0].weight)
+        average.update(model)
+        torch.testing.assert_close(average.module[0].weight, torch.full((3, 3), 0.1))

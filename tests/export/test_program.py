@@ -90,6 +90,12 @@ def test_selective_scans_at_any_image_size(
         torch.testing.assert_close(loaded.module()(images), model(images), rtol=0, atol=1e-5)
 
 
+def test_a_size_that_is_no_multiple_has_no_dynamic_sizes(make_model: Callable) -> None:
+    model, _ = make_model(img_size=8, dynamic_img_size=True)
+    with pytest.raises(ExportError, match=r"10 × 8, is no multiple of 4 pixels"):
+        InputShapes.of(model, (3, 10, 8), dynamic_size=True)
+
+
 @pytest.mark.slow
 def test_images_of_less_than_a_mini_batch_of_tokens_grow(make_model: Callable) -> None:
     """A model whose own images have 4 tokens, and images of 16, of 20 and of 81."""

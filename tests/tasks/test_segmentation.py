@@ -406,6 +406,8 @@ def test_data_that_cannot_be_used_are_refused_before_training(scenes: Path, tmp_
     refuse(DatasetError, "classes.txt", root=tmp_path)
     refuse(DatasetError, "have no mask", train_masks="annotations/validation")
     refuse(ConfigError, "at least 2, as the heads", batch_size=1)
+    sharded = {"evaluation": "slide", "sharding": "sharded"}
+    refuse(ConfigError, "it must be 'whole', or sharding 'replicated'", **sharded)
     refuse(ConfigError, "scale_min is 3.0; it must be at most scale_max", scale_min=3.0)
     refuse(ConfigError, "stride is 40; it must be at most window", stride=40)
     refuse(ConfigError, "crop_size is 8; it must be from 32", crop_size=8)

@@ -202,9 +202,27 @@ def test_a_mask_is_written_in_tiles(size: tuple[int, int], tmp_path: Path) -> No
     assert not (tmp_path / "n.tif").exists()
 
 
-@pytest.mark.parametrize("kind", ["miniswhite", "palette"])
+@pytest.mark.parametrize("kind", ["miniswhite", "palette", "ycbcr"])
 def test_pixels_that_are_no_grey_levels_are_refused(kind: str, tmp_path: Path) -> None:
     colours = np.zeros((3, 256), np.uint16) if kind == "palette" else None
-    tifffile.imwrite(tmp_path / "a.tif", PIXELS[..., 0], photometric=kind, colormap=colours)
+    pixels = PIXELS if kind == "ycbcr" else PIXELS[..., 0]
+    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric=kind, colormap=colours)
     with pytest.raises(UserError, match=f"pixels of the kind {kind.upper()}; accepted"):
         TiffPicture(tmp_path / "a.tif", Normalisation((0.5,), (0.5,)))
+
+
+@pytest.mark.parametrize(
+    "stored", [{"tile": (32, 32), "compression": "zlib"}, {"rowsperstrip": 64}]
+)
+def test_what_a_sparse_file_leaves_out_has_no_data(stored: dict[str, Any], tmp_path: Path) -> None:
+    path, tag = tmp_path / "p.tif", (42113, "s", 0, "255", True)
+    pixels = np.full((64, 32, 3), 7, np.uint8)
+    tifffile.imwrite(path, pixels, photometric="rgb", extratags=[tag], **stored)
+    with tifffile.TiffFile(path, mode="r+b") as file:
+        for name in ("Offsets", "ByteCounts"):
+            entry = file.pages[0].tags[("Tile" if "tile" in stored else "Strip") + name]
+            entry.overwrite([*entry.value[:-1], 0])  # the last tile, or the only strip
+    picture = TiffPicture(path, PLAIN)
+    given = picture.has_data(0, 64)
+    assert given[:32].all() == ("tile" in stored)
+    assert not given[32:].any()

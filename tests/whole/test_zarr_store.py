@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,23 @@ def test_tokens_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no tokens written before"):
         write_features(path, [(slice(0, 2), tokens)], 2, dtype=torch.float32)
     assert (path / "own").exists()
+
+
+def test_a_run_that_is_refused_leaves_the_tokens_of_another(tmp_path: Path) -> None:
+    tokens, path = torch.randn(4, 3, 6), tmp_path / "t.zarr"
+
+    def refused() -> Iterator[tuple[slice, torch.Tensor]]:
+        raise BlockingIOError
+        yield
+
+    def bands() -> Iterator[tuple[slice, torch.Tensor]]:
+        yield slice(0, 2), tokens[:2]
+        with pytest.raises(BlockingIOError):
+            write_features(path, refused(), 4)
+        yield slice(2, 4), tokens[2:]
+
+    write_features(path, bands(), 4, dtype=torch.float32)
+    assert torch.equal(torch.from_numpy(zarr.open_array(path, mode="r")[:]), tokens)
 
 
 def test_another_zarr_is_not_replaced_by_tokens(tmp_path: Path) -> None:

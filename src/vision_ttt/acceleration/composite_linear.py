@@ -28,7 +28,7 @@ class CompositeLinear(nn.Linear):
 
 @torch.fx.wrap
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if are_plain(x, weight, bias) and x.numel() >= FEWEST_ROWS * weight.shape[1]:
+    if are_plain(x, weight, bias) and 0 < FEWEST_ROWS * weight.shape[1] <= x.numel():
         return linear(x, weight, bias)
     return F.linear(x, weight, bias)
 

@@ -191,11 +191,11 @@ def _check_trained_for_images(path: Path) -> None:
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:
-    """The ends of paths, as long as it takes to tell them apart, and without the suffix.
+    """The ends of paths, as long as it takes to tell them apart, and without `.safetensors`.
 
     Visitors need not know the folders of the machine.
     """
-    parts = [path.absolute().with_suffix("").parts for path in paths]
+    parts = [Path(str(path.absolute()).removesuffix(".safetensors")).parts for path in paths]
     count = 2
     while len({own[-count:] for own in parts}) < len({*parts}):
         count += 1

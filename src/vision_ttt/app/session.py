@@ -100,13 +100,12 @@ def _predicted(
 
 def _layers(backbone: ImageBackbone, images: Tensor, state: str | None) -> list[Layer]:
     """The blocks of a backbone on images [1, 3, H, W], or its stages where these alone are seen."""
-    norms = [list(stage[0].cpu()) for stage in stage_norms(backbone.model, images)]
+    grids = stage_norms(backbone.model, images)
+    norms = [each for grid in grids for each in grid[0].cpu()]
     mixers = gradient_layers(backbone.around)
     if not mixers:
-        count = sum(map(len, norms))
-        kind = "block" if len(norms) == 1 else "stage"
-        maps = (each for stage in norms for each in stage)
-        return [Layer(f"{kind} {n} of {count}", norms=each) for n, each in enumerate(maps, start=1)]
+        kind = "block" if len(grids) == 1 else "stage"
+        return [Layer(f"{kind} {n} of {len(norms)}", norms=x) for n, x in enumerate(norms, start=1)]
     if any(isinstance(mixer, ONE_STEP) for mixer in mixers.values()):
         state = None  # there is one only
     courses = inner_loss_course(backbone.around, images)
@@ -115,14 +114,13 @@ def _layers(backbone: ImageBackbone, images: Tensor, state: str | None) -> list[
     for number, names in enumerate(stages):
         indices = [list(mixers).index(name) for name in names]
         found = gradient_magnitude(backbone.around, images, state=state, layers=indices)
-        own = norms[number]
         for n, (name, gradient) in enumerate(zip(names, found[0].mean(1).cpu(), strict=True)):
             title = f"block {n + 1} of {len(names)}"
             layers.append(
                 Layer(
                     title if len(stages) == 1 else f"stage {number + 1}, {title}",
                     gradient=gradient,
-                    norms=own[n] if len(own) == len(names) else own[-1],
+                    norms=norms[indices[n] if len(norms) == len(mixers) else number],
                     losses=next((c for at, c in courses.items() if at.startswith(name)), None),
                 )
             )

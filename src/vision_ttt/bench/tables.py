@@ -200,6 +200,6 @@ def _mebibytes(count: int | None) -> str:
 
 def _count(value: float) -> str:
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if value >= size:
+        if value >= 0.9995 * size:  # which three digits round to 1
             return f"{value / size:.3g}{unit}"
     return f"{value:.0f}"

@@ -10,10 +10,9 @@ from accelerate.utils import send_to_device
 from vision_ttt import tasks
 from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.cli.plain_console import plain_console
-from vision_ttt.data import Share, make_loader
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.damaged import DamagedItems
-from vision_ttt.engine.loaders import even_order
+from vision_ttt.engine.loaders import evaluation_loader
 from vision_ttt.engine.non_finite_search import Calls, find_in_forward, watched_calls
 from vision_ttt.engine.parallel import all_names, make_accelerator
 from vision_ttt.engine.section import field_types
@@ -50,14 +49,12 @@ def run(arguments: jsonargparse.Namespace) -> int:
         precision=precision,
         num_workers=arguments.num_workers,
     )
-    loader = make_loader(
+    loader = evaluation_loader(
         task.test_set,
         arguments.batch_size,
         task.collate,
+        accelerator,
         num_workers=arguments.num_workers,
-        order=even_order(
-            task.test_set, Share(accelerator.process_index, accelerator.num_processes)
-        ),
     )
     damaged = DamagedItems(arguments.skip_bad)
     with watched_calls(model) as calls:

@@ -1,4 +1,4 @@
-"""`vision-ttt explain gradient-map|receptive-field|inner-loss|norms|fast-weights`."""
+"""`vision-ttt explain gradient-map|receptive-field|inner-loss|norms|fast-weights|distances`."""
 
 from __future__ import annotations
 

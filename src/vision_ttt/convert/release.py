@@ -43,7 +43,8 @@ def read_release(path: str | Path) -> dict[str, Tensor]:
         if isinstance(content, dict) and isinstance(content.get(nested), dict):
             content = content[nested]
     weights = content if isinstance(content, dict) else {}
-    if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
+    named = all(isinstance(k, str) and isinstance(v, Tensor) for k, v in weights.items())
+    if not weights or not named:
         raise ConversionError(
             f"{path} holds no weights: a mapping of names to tensors"
             + "".join(f', or one under "{name}"' for name in _NESTED)

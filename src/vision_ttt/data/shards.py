@@ -7,7 +7,7 @@ processes and resumed within an epoch as image folders are, but with few large f
 import io
 import tarfile
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from PIL import Image
@@ -15,7 +15,13 @@ from torch.utils.data import Dataset
 
 from vision_ttt.data.images import LARGEST_IMAGE_FILE, ImageError, open_image
 from vision_ttt.errors import UserError, some
-from vision_ttt.file_kinds import IMAGE_SUFFIXES, UnreadableFile, check_regular, read_regular
+from vision_ttt.file_kinds import (
+    IMAGE_SUFFIXES,
+    UnreadableFile,
+    check_regular,
+    is_hidden,
+    read_regular,
+)
 
 CLASSES_FILE = "classes.txt"
 """Beside the shards: the classes' names, one per line, by index."""
@@ -95,7 +101,7 @@ def _read_shard(shard: Path) -> tuple[list[_Sample], list[int]]:
                 key, dot, suffix = base.partition(".")
                 key = f"{folder}/{key}".removeprefix("/")
                 # A key is not empty: file browsers add hidden files such as ._KEY.cls.
-                if not member.isfile() or not dot or base.startswith("."):
+                if not member.isfile() or not dot or is_hidden(PurePosixPath(member.name)):
                     continue
                 if f".{suffix}".lower() in IMAGE_SUFFIXES:
                     if key in images:

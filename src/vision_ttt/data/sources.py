@@ -31,7 +31,7 @@ _TEST_FOLDERS = ("val", "validation", "test")
 _PARTS = {"train", "training", "valid", "testing", *_TEST_FOLDERS}
 """Names of a dataset's parts, which are no classes."""
 _SPLIT_NAMES = ("train_split", "test_split")
-_DRAWN = ("test_fraction", "split_seed")
+DRAWN = ("test_fraction", "split_seed")
 ACCEPTED = (
     "'digits', 'fashion-mnist', 'elpv', 'elpv-grades', an image folder, a folder of *.tar shards,"
     " or a name timm.data.create_dataset reads such as hfds/NAME"
@@ -124,10 +124,10 @@ def _fraction(images: Dataset, spec: DatasetSpec) -> Subset:
 
 def _open(spec: DatasetSpec) -> ImageSplits:
     if spec.dataset == "digits":
-        _refuse_fields(spec, "the digits", "dataset_root", *_SPLIT_NAMES, *_DRAWN)
+        _refuse_fields(spec, "the digits", "dataset_root", *_SPLIT_NAMES, *DRAWN)
         return ImageSplits(Digits("train"), Digits("test"), Digits.classes)
     if spec.dataset == "fashion-mnist":
-        _refuse_fields(spec, "Fashion-MNIST", *_SPLIT_NAMES, *_DRAWN)
+        _refuse_fields(spec, "Fashion-MNIST", *_SPLIT_NAMES, *DRAWN)
         train, test = (FashionMNIST(split, spec.dataset_root) for split in ("train", "test"))
         return ImageSplits(train, test, FashionMNIST.classes)
     if spec.dataset in ("elpv", "elpv-grades"):
@@ -219,7 +219,7 @@ def _open_folder(root: Path, spec: DatasetSpec) -> ImageSplits:
             raise DatasetError(
                 f"image folder {root} has train/ but none of {', '.join(_TEST_FOLDERS)} beside it"
             )
-        _refuse_fields(spec, f"{root}, which has {test_root.name}/,", *_DRAWN)
+        _refuse_fields(spec, f"{root}, which has {test_root.name}/,", *DRAWN)
         train, test = FolderImages(root / "train"), FolderImages(test_root)
         if train.classes != test.classes:
             alone = sorted(set(train.classes) ^ set(test.classes))
@@ -252,7 +252,7 @@ def _open_shards(shards: list[Path], spec: DatasetSpec) -> ImageSplits:
     if test_images is None:
         names = [f"{each.shard.relative_to(root)}/{each.name}" for each in images.samples]
         return _split(images, names, images.targets, classes, root, spec)
-    _refuse_fields(spec, f"{root}, which has shards for test,", *_DRAWN)
+    _refuse_fields(spec, f"{root}, which has shards for test,", *DRAWN)
     return ImageSplits(images, test_images, classes)
 
 
@@ -343,7 +343,7 @@ class TimmImages(Dataset[tuple[Image.Image, int]]):
 
 
 def _open_timm(spec: DatasetSpec) -> ImageSplits:
-    _refuse_fields(spec, f"{spec.dataset}, whose splits have names,", *_DRAWN)
+    _refuse_fields(spec, f"{spec.dataset}, whose splits have names,", *DRAWN)
     # A checkpoint of others names its data, too.
     if urlsplit(spec.dataset_root or "").scheme == "pipe":
         raise DatasetError(

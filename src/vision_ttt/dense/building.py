@@ -105,7 +105,7 @@ def _built(
     maps = _make_maps(name, rest, backbone_arguments)
     try:
         return kind(maps, num_classes, *([] if sizes is None else [sizes]))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise DenseModelError(str(error)) from error
 
 
@@ -113,7 +113,7 @@ def _make_maps(
     name: str, rest: Mapping[str, Any], backbone_arguments: Mapping[str, Any]
 ) -> nn.Module:
     which = rest.get("maps", "adapter")
-    if which not in _MAPS:
+    if not isinstance(which, str) or which not in _MAPS:
         raise DenseModelError(f"dense.maps is {which!r}; accepted: {', '.join(_MAPS)}")
     for other in _MAPS:
         if other != which and rest.get(other):

@@ -103,7 +103,7 @@ class Detector(DenseModel):
         batch = ImageList(_padded(images, shapes), shapes)
         maps = self.pyramid(dict(zip(LEVELS, self.maps(batch.tensors), strict=True)))
         # NaN yields no proposals: damaged weights would look like images without an object.
-        if not self.training and not list(maps.values())[-1].isfinite().all():
+        if not self.training and not all(x.isfinite().all() for x in maps.values()):
             raise FloatingPointError("the maps of the images are NaN or infinite")
         regions, proposal_losses = self.proposals(batch, maps, targets)
         found, head_losses = self.heads(maps, regions, shapes, targets)

@@ -13,13 +13,13 @@ _BACKBONE = "maps.backbone."
 
 
 class DenseModel(nn.Module):
-    """A model on the four maps of a map module, with timm's contract on layers and weight decay.
+    """A model on the maps of a map module, with timm's contract on layers and weight decay.
 
     The layers are the backbone's. All other parameters (adapter, norms of the outputs, pyramid,
     heads) form the last group of the layer decay and are what :meth:`get_classifier` holds.
 
     Args:
-        maps: a map module: images [B, 3, H, W] → four maps [B, C_i, H / s_i, W / s_i], sides
+        maps: a map module: images [B, 3, H, W] → maps [B, C_i, H / s_i, W / s_i], sides
             rounded up, with the attributes ``channels``, ``strides`` and ``backbone``, and the
             method ``set_grad_checkpointing``.
     """

@@ -133,7 +133,8 @@ class NoisePrediction:
                 kind = "learned_range" if learned_variances else "fixed_small"
                 scheduler = DDPMScheduler(steps, clip_sample=clip, variance_type=kind)
         # Both step by ᾱ alone. By way of betas its last digits would be lost where it is small.
-        scheduler.alphas_cumprod = self.scheduler.alphas_cumprod[kept]
+        # Training moves ᾱ to its device; on the CPU it goes with images on any.
+        scheduler.alphas_cumprod = self.scheduler.alphas_cumprod.cpu()[kept]
         scheduler.set_timesteps(steps)
         numbers: Sequence[int] = scheduler.timesteps.tolist()  # steps - 1 … 0
 

@@ -15,7 +15,7 @@ from vision_ttt.models import DiT3
 _STEPS = 50
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def sample(
     model: DiT3,
     process: Process,
@@ -53,9 +53,11 @@ def sample(
         [N, C, H, W] float32 on the CPU.
 
     Raises:
-        ValueError: labels, size, sampler, steps, guidance or seed do not fit.
+        ValueError: labels, size, sampler, steps, guidance, seed or batch size do not fit.
     """
     _check(model, labels, guidance, seed)
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     steps = default_steps(process) if steps is None else steps
     device = next(model.parameters()).device
     shape = (model.in_channels, *(size or model.input_size))

@@ -13,7 +13,6 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from vision_ttt.acceleration.training import use_composite_ops
-from vision_ttt.data import Share
 from vision_ttt.engine.building import describe_model
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.freezing import freeze_layers
@@ -92,8 +91,7 @@ def assemble(
     task.prepare(model)
     state = saved.state if saved else TrainState()
     _note_items(state, task)
-    share = Share(accelerator.process_index, accelerator.num_processes)
-    loaders = make_loaders(task, config, share=share)
+    loaders = make_loaders(task, config, accelerator)
     model.to(accelerator.device)
     watched = task.watched()
     if accelerator.is_main_process:
@@ -101,13 +99,9 @@ def assemble(
     optimisation, sharding = config.optimisation, config.machine.sharding
     average = None
     if optimisation.ema_decay > 0:
-        average = ModelEmaV3(
-            model,
-            decay=optimisation.ema_decay,
-            use_warmup=True,
-            # Sharded weights and whole buffers cannot be averaged in one call.
-            foreach=sharding != "sharded",
-        )
+        # Sharded weights and whole buffers cannot be averaged in one call.
+        foreach = sharding != "sharded"
+        average = moving_average(model, optimisation.ema_decay, foreach=foreach)
         if sharding == "sharded":
             share_model(average.module, accelerator, sharding)
     shared = share_model(model, accelerator, sharding)
@@ -188,6 +182,17 @@ def _build(
     if config.machine.composite_ops and (left := use_composite_ops(model)):
         _LOGGER.info("without composite ops: %s", left)
     return model, start
+
+
+def moving_average(model: nn.Module, decay: float, *, foreach: bool = True) -> ModelEmaV3:
+    """Return the exponential moving average of a model's weights, tied ones included.
+
+    timm averages all that the state dict names, hence a tied weight twice per update, unless it
+    copies buffers. A model with tied weights has no buffers that training changes.
+    """
+    named = sum(1 for _ in model.named_parameters(remove_duplicate=False))
+    tied = named > sum(1 for _ in model.parameters())
+    return ModelEmaV3(model, decay=decay, use_warmup=True, foreach=foreach, exclude_buffers=tied)
 
 
 def _log_what_is_trained(config: TrainConfig, model: nn.Module, start: str) -> None:

@@ -96,11 +96,12 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], ModelMetadata]:
             ours, or of another run than the last weights.
     """
     path = Path(path)
-    if path.parent.name != CHECKPOINTS or not path.name.startswith("update-"):
+    folder = path.absolute().parent
+    if folder.name != CHECKPOINTS or not path.name.startswith("update-"):
         weights, text = read_tensors(path)
         return weights, _metadata(path, text)
     saved = read_state(path)
-    state, last = saved.state, path.parent.parent / WEIGHTS_FILE
+    state, last = saved.state, folder.parent / WEIGHTS_FILE
     described = read_metadata(last)
     if any(state.config.get(name) != getattr(described, name) for name in ("task", "data")):
         raise CheckpointError(f"{path} is of another run than {last}, which describes its model")

@@ -1,10 +1,11 @@
 """From a task's items to the batches that the loop iterates over."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
+from accelerate import Accelerator
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from vision_ttt.data import EpochOrder, EvenOrder, Share, make_loader, watched
@@ -39,23 +40,18 @@ class Loaders:
             yield update
 
 
-def make_loaders(task: Task, config: TrainConfig, *, share: Share) -> Loaders:
+def make_loaders(task: Task, config: TrainConfig, accelerator: Accelerator) -> Loaders:
     """Return the loaders of one process of a run.
 
     Raises:
         ConfigError: too few items for a batch; streamed items and several processes.
     """
     train_set = task.train_set
+    share = _share(train_set, accelerator)
     updates = count_updates(task, config)
-    streamed = isinstance(train_set, IterableDataset)
-    if share.count > 1 and streamed:
-        raise ConfigError(
-            f"the training {task.unit} are streamed, and several processes cannot divide a stream"
-            " exactly; use one process, or data that can be read in any order (folders, shards)"
-        )
     optimisation, seed = config.optimisation, config.run.seed
     order = None
-    if not streamed:
+    if not isinstance(train_set, IterableDataset):
         order = EpochOrder(
             len(train_set),
             updates * optimisation.accumulation_steps,
@@ -64,16 +60,14 @@ def make_loaders(task: Task, config: TrainConfig, *, share: Share) -> Loaders:
             repeats=task.repeats,
             share=share,
         )
-    loader = partial(
-        make_loader,
-        batch_size=optimisation.micro_batch_size // share.count,
-        collate=task.collate,
-        num_workers=config.machine.num_workers,
-        timeout=config.machine.loader_timeout,
-    )
+    batch_size = optimisation.micro_batch_size // share.count
+    options = {
+        "num_workers": config.machine.num_workers,
+        "timeout": config.machine.loader_timeout,
+    }
     return Loaders(
-        loader(train_set, order=order, seed=seed),
-        loader(task.test_set, order=even_order(task.test_set, share)),
+        make_loader(train_set, batch_size, task.collate, order=order, seed=seed, **options),
+        evaluation_loader(task.test_set, batch_size, task.collate, accelerator, **options),
         order,
         updates,
         config,
@@ -95,6 +89,32 @@ def count_updates(task: Task, config: TrainConfig) -> int:
     return count // batch_size
 
 
-def even_order(items: Dataset, share: Share) -> EvenOrder | None:
-    """Return the order in which one of several processes evaluates items; None if streamed."""
-    return None if isinstance(items, IterableDataset) else EvenOrder(len(items), share)
+def evaluation_loader(
+    items: Dataset,
+    batch_size: int,
+    collate: Callable[[Sequence[Any]], Batch],
+    accelerator: Accelerator,
+    *,
+    num_workers: int = 0,
+    timeout: float = 0.0,
+) -> DataLoader:
+    """Return the loader of this process's part of the items that are evaluated.
+
+    Raises:
+        ConfigError: streamed items and several processes.
+    """
+    share = _share(items, accelerator)
+    order = None if isinstance(items, IterableDataset) else EvenOrder(len(items), share)
+    return make_loader(
+        items, batch_size, collate, num_workers=num_workers, order=order, timeout=timeout
+    )
+
+
+def _share(items: Dataset, accelerator: Accelerator) -> Share:
+    share = Share(accelerator.process_index, accelerator.num_processes)
+    if share.count > 1 and isinstance(items, IterableDataset):
+        raise ConfigError(
+            "the dataset is streamed, and several processes cannot divide a stream exactly; use"
+            " one process, or data that can be read in any order (folders, shards)"
+        )
+    return share

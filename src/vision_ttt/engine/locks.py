@@ -54,7 +54,6 @@ def alone_in(folder: Path, *, wait: bool, lock: str = LOCK_FILES[0]) -> Iterator
         OSError: the folder cannot be made or written.
     """
     made = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / lock
     descriptor = _locked(path, wait)
     _held.add(descriptor)
@@ -72,6 +71,7 @@ def alone_in(folder: Path, *, wait: bool, lock: str = LOCK_FILES[0]) -> Iterator
 def _locked(path: Path, wait: bool) -> int:
     """Open `path` and lock it; return its descriptor."""
     while True:
+        path.parent.mkdir(parents=True, exist_ok=True)  # its former holder may have removed it
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if not _lock(descriptor, path, wait):

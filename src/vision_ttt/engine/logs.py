@@ -96,7 +96,7 @@ class RunLog:
         self.updates = updates
         self.device = device
         self.tracker = _open_wandb(folder, config)
-        self.events = EventFile(folder / "tensorboard", purge_step=state.update)
+        self.events = EventFile(folder / "tensorboard", purge_step=state.update + 1)
         self.reduction: float | None = None
         """Of the inner loss along the scan; see `inner_loss_reduction`."""
         self.bar = Progress(
@@ -150,13 +150,12 @@ class RunLog:
             f"  lr {learning_rate:.1e}  {memory / 2**30:.1f} GiB",
         )
 
-    def row(self, history: list[dict[str, Any]], summary: Mapping[str, Any]) -> None:
-        """Write metrics.csv and metrics.json anew after an evaluation, and its points elsewhere.
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Log the points of an evaluation.
 
         Raises:
-            OSError: the disk is full; names the file, whose former content is kept.
+            OSError: the disk is full.
         """
-        row = history[-1]
         self.reduction = row["inner_loss_reduction"]
         points = {
             f"evaluation/{name}": value
@@ -168,7 +167,14 @@ class RunLog:
         self._write(points, row["update"])
         with self._naming_events():
             self.events.flush()
-        columns = [name for name in row if name not in _NOT_COLUMNS]
+
+    def metrics(self, history: list[dict[str, Any]], summary: Mapping[str, Any]) -> None:
+        """Write metrics.csv and metrics.json anew.
+
+        Raises:
+            OSError: the disk is full; names the file, whose former content is kept.
+        """
+        columns = [name for name in history[-1] if name not in _NOT_COLUMNS]
         write_text(self.folder / "metrics.csv", csv_text(columns, history))
         write_text(self.folder / "metrics.json", json.dumps(summary, indent=2) + "\n")
 

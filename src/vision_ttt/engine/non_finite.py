@@ -50,8 +50,8 @@ def refuse_or_skip(
     """Save what repeats the update, then stop or count it as skipped, as the config says.
 
     Raises:
-        NonFiniteError: the run is to stop, or has skipped `MOST_IN_A_ROW` updates in a row or all
-            of an epoch's.
+        NonFiniteError: the run is to stop, or has skipped `MOST_IN_A_ROW` updates in a row, or as
+            many as an epoch has.
     """
     suspects = [each for each in outcome.passes if not math.isfinite(each.loss.item())]
     suspect = (suspects or outcome.passes)[0]

@@ -38,7 +38,7 @@ Resume = bool | Literal["auto"]
 _FREE_FIELDS = {
     *("run.output", "run.skip_bad", "run.checkpoint_every", "run.keep_checkpoints"),
     *("run.wandb_project", "machine.num_workers", "machine.loader_timeout", "machine.sharding"),
-    "machine.composite_ops",
+    *("machine.composite_ops", "machine.keep_freed_memory"),
 }
 
 

@@ -162,6 +162,9 @@ class _Run:
                 log = left.enter_context(
                     RunLog(self.run_dir, config, device, state, task, updates, progress)
                 )
+                if state.history and state.history[-1]["update"] == state.update:
+                    # The process may have ended between its checkpoint and these files.
+                    log.metrics(state.history, self.summary())
             reduction = inner_loss_reduction(self._inner_losses())
             if log is not None:
                 log.reduction = reduction
@@ -266,7 +269,8 @@ class _Run:
         )
         self._checkpoint()
         if log is not None:
-            log.row(state.history, self.summary())
+            log.row(state.history[-1])
+            log.metrics(state.history, self.summary())
             updates = parts.length.updates
             _LOGGER.info(row_line(state.history[-1], self.config, parts.task, updates))
         return evaluation

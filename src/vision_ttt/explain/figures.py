@@ -11,9 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 
-def inner_loss_curves(
-    history: Sequence[Mapping[str, Any]], *, narrow: bool = False
-) -> Figure | None:
+def inner_loss_curves(history: Sequence[Mapping[str, Any]], *, narrow: bool = False) -> Figure:
     """Inner loss of every layer against the mini-batch, after the first, middle and last epoch.
 
     This is Vision-TTT's Fig. 11. A falling line means that the learner learns along the image.
@@ -21,13 +19,8 @@ def inner_loss_curves(
     Args:
         history: per epoch "epoch" and "inner_losses", layer name → losses of the mini-batches.
         narrow: two panels per row, for a phone.
-
-    Returns:
-        The figure, or None where no layer has an inner loss.
     """
     layers = list(history[-1]["inner_losses"])
-    if not layers:
-        return None
     columns = min(2 if narrow else 4, len(layers))
     rows = -(-len(layers) // columns)
     width, height = (2.1, 1.9) if narrow else (3.2, 2.6)

@@ -60,7 +60,8 @@ def inner_loss_comparison(
 
     Args:
         models: the model's name → its layers' losses. Panels are of the layers in order, so that
-            models of other names of layers compare, too; the first model's names are shown.
+            models of other names of layers compare, too; the names are those of the model with
+            most layers.
         window: tokens in a running mean; 1 for none, None for a 64th of the tokens.
     """
     longest = max(models.values(), key=len)

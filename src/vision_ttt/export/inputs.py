@@ -46,6 +46,12 @@ class InputShapes:
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise ExportError(f"batch_size is {self.batch_size}; it must be at least 1")
+        step = self.multiple or 1
+        if self.height % step or self.width % step:
+            raise ExportError(
+                f"the model's own size, {self.height} × {self.width}, is no multiple of {step} "
+                "pixels, as dynamic sizes must be; export it for its own size"
+            )
 
     @classmethod
     def of(

@@ -79,6 +79,8 @@ class Embedding:
         Raises:
             ValueError: the model does not accept the size.
         """
+        if min(size) < 1:
+            raise WholePictureError(f"a picture of {size[0]} × {size[1]} pixels has no tokens")
         shape = torch.empty(1, self.in_chans, *size, device="meta")
         check_image_size(shape, self.patch_embed, self.in_chans, dynamic=self.dynamic, pad=self.pad)
         height, width = (-(-side // patch) for side, patch in zip(size, self.patch, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -132,7 +132,7 @@ class WholePictures:
         self._digest = _digest(model)
         self._weights = 4 * sum(x.numel() for x in model.parameters())
 
-    def plan(self, picture: tuple[int, int] | Tensor | Picture) -> Plan:
+    def plan(self, picture: Sequence[int] | Tensor | Picture) -> Plan:
         """Compute the bands, the memory and the scratch space that a picture needs.
 
         Args:
@@ -143,7 +143,7 @@ class WholePictures:
             ValueError: the model does not accept the size, or the memory is too small.
         """
         size, beside = picture, 0
-        if not isinstance(picture, tuple):
+        if not isinstance(picture, Sequence):
             picture = _picture(picture)
             size = picture.height, picture.width
             beside = getattr(picture, "memory", 0)

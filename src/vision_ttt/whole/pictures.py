@@ -90,6 +90,8 @@ class TensorPicture:
             raise WholePictureError(f"a picture must be [C, H, W], got {list(pixels.shape)}")
         if not pixels.is_floating_point():
             raise TypeError(f"a picture must be floating and normalised, got {pixels.dtype}")
+        if pixels.device.type != "cpu":
+            raise WholePictureError(f"the picture is on {pixels.device}; give it on the CPU")
         self.pixels = pixels.detach()
         self.channels, self.height, self.width = pixels.shape
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vision_ttt.engine.locks import LOCK_FILES, alone_in
+from vision_ttt.engine.locks import alone_in
 from vision_ttt.engine.tensor_files import read_tensors, write_tensors
 from vision_ttt.whole.errors import WholePictureError
 from vision_ttt.whole.plan import Plan, in_units
@@ -86,7 +86,7 @@ class Scratch:
 
     def remove(self) -> None:
         """Remove the run's files, and the folder where nothing else is in it."""
-        for name in (RECORD, *FILES, LOCK_FILES[0]):
+        for name in (RECORD, *FILES):
             (self.folder / name).unlink(missing_ok=True)
         self.close()
         with contextlib.suppress(OSError):

@@ -29,8 +29,10 @@ TILE = 256
 """Side of the tiles that are written."""
 _GEOGRAPHIC = (33550, 33922, 34264, 34735, 34736, 34737)
 """Tags of GeoTIFF: where the pixels are on the earth."""
-_OTHER_COLOURS = ("MINISWHITE", "PALETTE", "CIELAB", "SEPARATED")
-"""Photometric interpretations whose pixels are neither grey levels from black nor RGB."""
+_COLOURS = (None, "MINISBLACK", "RGB")
+"""Photometric interpretations whose pixels are grey levels from black, or RGB."""
+_JPEG = (6, 7)
+"""Compressions whose decoders turn YCbCr into RGB."""
 _ORIENTATION = 274
 """The tag with the side of the picture that the first row is: 1 (the top) to 8."""
 _NO_DATA = 42113
@@ -82,7 +84,7 @@ class TiffPicture:
                 raise WholePictureError(f"{self.path} has pixels of an unknown kind")
             self.dtype = np.dtype(page.dtype)
             kind = getattr(page.photometric, "name", None)
-            if kind in _OTHER_COLOURS:
+            if kind not in _COLOURS and not (kind == "YCBCR" and page.compression in _JPEG):
                 raise WholePictureError(
                     f"{self.path} has pixels of the kind {kind}; accepted: grey (black is 0), RGB"
                 )
@@ -138,7 +140,8 @@ class TiffPicture:
         """Whether the pixels lie in the file row by row, as they are."""
         page = self._page
         plain = page.compression == page.planarconfig == page.predictor == page.fillorder == 1
-        return bool(plain and not page.is_tiled and page.is_contiguous)
+        whole = page.is_contiguous and all(page.dataoffsets)  # 0: the writer left the strip out
+        return bool(plain and not page.is_tiled and whole)
 
     def _check_segments(self) -> None:
         """Raise an error if the file lacks pixels, or has a tile or strip too large for bands."""
@@ -192,7 +195,8 @@ class TiffPicture:
 
     def _decoded_rows(self, first: int, last: int) -> np.ndarray:
         page, (rows, columns) = self._page, self._segment
-        out = np.zeros((last - first, self.width, self.channels), self.dtype)
+        missing = 0 if self._no_data is None else self._no_data
+        out = np.full((last - first, self.width, self.channels), missing, self.dtype)
         down, across = -(-self.height // rows), -(-self.width // columns)
         planes = range(self.channels if page.planarconfig == 2 else 1)
         tables = {"jpegtables": page.jpegtables, "jpegheader": page.jpegheader}

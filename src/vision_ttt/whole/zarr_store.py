@@ -195,11 +195,12 @@ def write_features(
     if path.exists() and not _holds_features(path):
         raise WholePictureError(f"{path} holds no tokens written before; name another folder")
     part, array = path.with_name(f".{path.name}.part"), None
-    # A process that was killed while it wrote may have left this folder.
-    shutil.rmtree(part, ignore_errors=True)
     try:
         for place, tokens in bands:
             if array is None:
+                # A killed process may have left this folder. It is removed only now: a run that is
+                # refused because another one works in its scratch folder yields no band.
+                shutil.rmtree(part, ignore_errors=True)
                 high, wide, dim = tokens.shape
                 array = zarr.create_array(
                     part,
@@ -218,6 +219,7 @@ def write_features(
             shutil.rmtree(path)
         part.rename(path)
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        if array is not None:
+            shutil.rmtree(part, ignore_errors=True)
     sync_folder(path.parent)
     return array.shape

@@ -118,6 +118,8 @@ def _real(
     latents = metadata.task.get("autoencoder") is not None
     side = metadata.data.get("image_size") if latents else own["input_size"][1]
     config = {**own, **CENTRED, "input_size": (3, side, side), "interpolation": "bicubic"}
+    if latents:  # as they were encoded
+        config["crop_pct"] = metadata.data.get("crop_fraction") or 1.0
     images = open_dataset(dataset_spec(data)).part(part)
     items = with_transform(images, evaluation_transform(config), 0)
     streamed = isinstance(items, IterableDataset)

@@ -13,13 +13,13 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from vision_ttt.data import Share, collate, make_loader, with_transform
+from vision_ttt.data import collate, with_transform
 from vision_ttt.data.loading import without_damaged
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.evaluation import at_least_one, autocast, rows_of_items
-from vision_ttt.engine.loaders import even_order
+from vision_ttt.engine.loaders import evaluation_loader
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.tasks.dino.crops import fixed_crops, multi_crop
@@ -161,14 +161,12 @@ class Dino(ImageTask):
         known_set = with_transform(
             *(self.data.train, test_transform(self.input, None), 0, machine.num_workers)
         )
-        known_loader = make_loader(
+        known_loader = evaluation_loader(
             known_set,
             loader.batch_size,
             self.collate,
+            accelerator,
             num_workers=machine.num_workers,
-            order=even_order(
-                known_set, Share(accelerator.process_index, accelerator.num_processes)
-            ),
             timeout=machine.loader_timeout,
         )
         options = {"damaged": damaged, "between": between}
@@ -188,7 +186,7 @@ class Dino(ImageTask):
         ]
         uniform = math.log(self.config.task.outputs)
         caption = (
-            "After each epoch: the loss, of student and teacher in training and of the teacher"
+            "The loss, of student and teacher in training and of the teacher"
             f" alone at test ({uniform:.2f} if all outputs are equal), and the share of test images"
             f" that their {NEIGHBOURS} nearest training images classify rightly, by the cosine of"
             " the teacher's features."

@@ -137,7 +137,7 @@ class Distill(ImageTask):
         if "accuracy" in metrics:
             lines = {"test_accuracy": "labels", "test_agreement": "teacher"}
             panels.append(Curves("Same class on test images", "%", lines, scale=100.0))
-        caption = f"After each epoch; teacher {self.own.teacher}, match {self.own.match}."
+        caption = f"Teacher {self.own.teacher}, match {self.own.match}."
         sections = {
             "curves": section("Training", caption, learning_curves, *(history, panels)),
         }

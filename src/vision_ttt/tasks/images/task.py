@@ -28,7 +28,7 @@ from vision_ttt.data import (
     with_transform,
 )
 from vision_ttt.data.loading import Transform
-from vision_ttt.data.sources import UndividedError
+from vision_ttt.data.sources import DRAWN, UndividedError
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError, MachineSection, TaskSection, TrainConfig
 from vision_ttt.engine.task import Batch, Task
@@ -46,7 +46,6 @@ from vision_ttt.tasks.images.models import (
 
 _LOGGER = logging.getLogger(__name__)
 _WATCHED = 32  # images
-_DRAWN = ("test_fraction", "split_seed")
 _AUGMENTATION = (
     *("crop_scale", "crop_ratio", "horizontal_flip"),
     *("color_jitter", "auto_augment", "random_erasing"),
@@ -195,7 +194,7 @@ def reopen(
         opened = section.open(dataclasses.replace(config, data=halves))
     then = metadata.carried.get("held_out")  # checkpoints of earlier versions do not say it
     if "dataset" in changes and opened.data.held_out not in (None, then):
-        drawn = {name: metadata.data[name] for name in _DRAWN if name in metadata.data}
+        drawn = {name: metadata.data[name] for name in DRAWN if name in metadata.data}
         with contextlib.suppress(DatasetError):
             changed = dataclasses.replace(described, **{**drawn, **changes})
             divided_alike = section.open(dataclasses.replace(config, data=changed))

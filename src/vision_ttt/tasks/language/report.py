@@ -55,16 +55,18 @@ def write_report(task: Language, result: TrainResult) -> Report:
             f"Inner loss per token, mean over heads and {_TRACED} test sequences at most: of the"
             " initial state W₀, and of the state before the token's mini-batch, which has learnt"
             " from the tokens before (TTT, Figs. 5 and 17).",
-            inner_loss_figure(losses, task.context // max(len(p[0]) for p in losses.values())),
+            inner_loss_figure(losses, mini_batch_size_of(result.model, next(iter(losses)))),
         )
     # Of other corpora nothing is known that a text could begin with.
     of_python = task.config.data.dataset == "stdlib"
     prompt = _PROMPT if of_python else ""
+    # A table of positions ends with the context, of which a document's begin is a token, too.
+    room = task.context - len(task.tokenizer.encode(prompt)) - 1
     sample = generate(
         result.model,
         task.tokenizer,
         prompt,
-        max_new_tokens=_NEW_TOKENS,
+        max_new_tokens=min(_NEW_TOKENS, max(room, 1)),
         temperature=_TEMPERATURE,
         seed=metrics["seed"],
     )
@@ -110,6 +112,11 @@ def position_table(evaluation: LanguageEvaluation) -> PageTable:
     )
 
 
+def mini_batch_size_of(model: nn.Module, layer: str) -> int:
+    """Return the tokens of a mini-batch of a TTT layer."""
+    return model.get_submodule(layer).learner.mini_batch_size
+
+
 def inner_losses_along(model: nn.Module, sequences: Sequences) -> dict[str, tuple[Tensor, Tensor]]:
     """Return layer's name → inner loss at W₀ and before each mini-batch, [ceil(T / b)] each.
 
@@ -121,7 +128,7 @@ def inner_losses_along(model: nn.Module, sequences: Sequences) -> dict[str, tupl
     tokens = torch.stack([sequences[index][0] for index in range(count)]).to(device)
     found = {}
     for name, trace in trace_layers(model, tokens).items():
-        size = model.get_submodule(name).learner.mini_batch_size
+        size = mini_batch_size_of(model, name)
         found[name] = tuple(
             torch.stack([part.float().mean() for part in loss.split(size, dim=1)]).cpu()
             for loss in (trace.initial_loss, trace.loss)

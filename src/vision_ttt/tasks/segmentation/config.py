@@ -155,8 +155,13 @@ class SegmentationSection(DenseSection):
     HOLDS: ClassVar = "a segmenter (for vision-ttt eval and predict)"
 
     def check(self, config: TrainConfig) -> None:
-        """Raise ConfigError unless a batch has images enough for the heads' batch norms."""
+        """Raise ConfigError unless the run can evaluate, and its batches fit the batch norms."""
         self.check_share(config.optimisation.micro_batch_size)
+        if config.machine.sharding == "sharded" and config.data.evaluation == "slide":
+            raise ConfigError(
+                "evaluation is 'slide', but sharding is 'sharded', whose processes must make the"
+                " same number of passes; it must be 'whole', or sharding 'replicated'"
+            )
 
     def check_share(self, size: int) -> None:
         """Raise ConfigError unless one process has images enough for the heads' batch norms."""
