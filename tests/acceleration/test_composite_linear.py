@@ -73,3 +73,8 @@ def test_for_inference_packs_it():
     assert any(isinstance(module, PackedLinear) for module in packed.modules())
     x = torch.randn(2, 9, 32)
     assert_close(packed(x), plain(x), FORWARD[torch.float32])
+
+
+def test_a_layer_of_no_inputs_is_its_bias():
+    layer = for_training(nn.Linear(0, 5)).train()
+    assert torch.equal(layer(torch.zeros(3, 0)), layer.bias.expand(3, 5))

@@ -3,14 +3,16 @@
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
 
+from dense_maps import nano_h_vit3
 from tolerances import assert_close
-from vision_ttt.app.catalogue import Catalogue, CatalogueError
-from vision_ttt.app.session import Explanation, explain
+from vision_ttt.app.catalogue import Catalogue, CatalogueError, _short_names
+from vision_ttt.app.session import Explanation, _layers, explain
 from vision_ttt.data import evaluation_transform
 from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
 from vision_ttt.engine.tensor_files import CheckpointError
@@ -196,3 +198,15 @@ def test_visitors_open_no_other_file_and_read_no_folder(classifier: Path, tmp_pa
     assert "secret" not in str(refused.value)
     path.write_bytes(classifier.read_bytes())
     assert catalogue.load("run/best").predictor is not None  # a later try may succeed
+
+
+def test_stages_of_one_grid_are_told_apart() -> None:
+    model = nano_h_vit3().eval()  # of its four stages the last two have a single token
+    around = SimpleNamespace(model=model, around=model)
+    layers = _layers(around, torch.zeros(1, 3, 16, 16), None)
+    assert all(layer.norms.shape == layer.gradient.shape for layer in layers)
+
+
+def test_checkpoints_of_one_stem_have_names_of_their_own() -> None:
+    paths = [Path("runs/a.1"), Path("runs/a.2"), Path("runs/b.safetensors")]
+    assert _short_names(paths) == ["runs/a.1", "runs/a.2", "runs/b"]

@@ -8,7 +8,7 @@ import pytest
 
 from bench_rows import DEIT, MODEL, OP, RUN, VITTT, timed
 from vision_ttt.bench.rows import COLUMNS, Row, append_rows, read_rows
-from vision_ttt.bench.tables import describe, tabulate
+from vision_ttt.bench.tables import _count, describe, tabulate
 from vision_ttt.errors import UserError
 
 
@@ -158,3 +158,8 @@ def test_a_file_of_a_former_version_is_read_and_grows(tmp_path: Path):
     append_rows(path, [failed])
     assert read_rows(path) == [MODEL, failed]
     assert path.read_text().splitlines()[:2] == [header, cells]
+
+
+def test_counts_have_three_digits_and_a_unit():
+    counts = {999_400: "999400", 999_600: "1M", 1_234_567: "1.23M", 999_900_000: "1G", 2e12: "2T"}
+    assert {value: _count(value) for value in counts} == counts

@@ -151,6 +151,11 @@ def test_clipping_is_for_pixels(make_model):
     assert free.abs().max() > 2
 
 
+def test_images_can_be_changed_in_place(make_model):
+    made = sample(make_model(), make_process(), LABELS, steps=1)
+    assert made.mul_(2).isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -5,14 +5,17 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
 import forked_python
 from vision_ttt.engine import ConfigError, train
+from vision_ttt.engine.loaders import evaluation_loader
 from vision_ttt.engine.parallel import check_processes, make_accelerator
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import read_state
@@ -150,3 +153,17 @@ def test_what_cannot_be_divided() -> None:
             Four(),
         )
     check_processes(resolve({"task": "classification", "batch_size": 24, "mixup": 0.8}), Four())
+
+
+class _Stream(IterableDataset):
+    """A dataset that is read in order only."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+
+
+def test_several_processes_evaluate_no_stream() -> None:
+    one, two = (SimpleNamespace(process_index=0, num_processes=count) for count in (1, 2))
+    assert list(evaluation_loader(_Stream(), 1, list, one)) == [[0]]
+    with pytest.raises(ConfigError, match="several processes cannot divide a stream"):
+        evaluation_loader(_Stream(), 1, list, two)

@@ -519,3 +519,9 @@ def test_the_command_leaves_a_page_and_measures_again(
     assert "it predicts nothing for files" in capsys.readouterr().err
     assert main(["export", weights, str(tmp_path / "exported")]) == 2
     assert "holds a language model (for vision-ttt eval and generate)" in capsys.readouterr().err
+
+
+def test_a_report_samples_no_more_than_a_model_has_positions_for(make_config: Fields) -> None:
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2}
+    result = train(make_config(model="gpt2", arguments=sizes, updates=1))
+    assert result.task.report(result).texts[0].heading == "A sample"

@@ -168,7 +168,11 @@ def test_a_plan_may_be_of_a_tensor_and_logits_without_a_pool_are_refused_at_once
         "vittt_nano_patch4_32", depth=1, dynamic_img_size=True, global_pool="", num_classes=3
     )
     whole, picture, steps = WholePictures(model), torch.zeros(3, 32, 64), []
-    assert whole.plan(picture) == whole.plan((32, 64))
+    assert whole.plan(picture) == whole.plan((32, 64)) == whole.plan([32, 64])
+    with pytest.raises(ValueError, match="a picture of 32 × 0 pixels has no tokens"):
+        whole.plan((32, 0))
+    with pytest.raises(ValueError, match="the picture is on meta; give it on the CPU"):
+        whole.plan(picture.to("meta"))
     with pytest.raises(ValueError, match="pools nothing"):
         whole.logits(picture, report=lambda *done: steps.append(done))
     assert not steps
