@@ -136,6 +136,9 @@ def measure_defects(trained: TrainResult) -> dict[str, Any]:
 
 
 _CELLS, _CELLS_EPOCHS, _CELLS_SECONDS = _compare(_LARGER, arguments={"patch_size": 8})
+_FINE_CELLS, _FINE_CELLS_EPOCHS, _FINE_CELLS_SECONDS = _compare(
+    (REFERENCE, "conv-deit"), "-5476", {"patch_size": 4}
+)
 
 _PRETRAINED = Variant(
     "lite0",
@@ -156,16 +159,17 @@ BACKBONES_ELPV = Sweep(
     recipe="elpv",
     # A fifth of the recipe's epochs, in smaller batches for enough updates.
     base={"epochs": 12, "warmup": 1, "batch_size": 16},
-    rows=(*_CELLS, _PRETRAINED),
+    rows=(*_CELLS, *_FINE_CELLS, _PRETRAINED),
     panels=(
-        Panel("equal epochs", _CELLS_EPOCHS),
-        Panel("equal seconds", _CELLS_SECONDS),
+        Panel("1,369 tokens, equal epochs", _CELLS_EPOCHS),
+        Panel("1,369 tokens, equal seconds", _CELLS_SECONDS),
+        Panel("5,476 tokens, equal epochs", _FINE_CELLS_EPOCHS),
+        Panel("5,476 tokens, equal seconds", _FINE_CELLS_SECONDS),
         Panel("fine-tuned", {"EfficientNet-Lite0": _PRETRAINED.name}),
     ),
-    caveat="0.58 million parameters beside positions, EfficientNet-Lite0 3.4 million; 1,369 "
-    "tokens, 2,099 training and 525 test images, a split of its own for each seed, one recipe for "
-    "all; seconds are those of one CPU thread. Differences below the spread over seeds mean "
-    "nothing.",
+    caveat="0.58 million parameters beside positions, EfficientNet-Lite0 3.4 million; 2,099 "
+    "training and 525 test images, a split of its own for each seed, one recipe for all; seconds "
+    "are those of one CPU thread. Differences below the spread over seeds mean nothing.",
     seeds=(0, 1, 2, 3, 4),
     seeded=("seed", "split_seed"),
     columns=(
@@ -174,7 +178,7 @@ BACKBONES_ELPV = Sweep(
         Column("ROC-AUC", lambda result: result.measured["roc_auc"], 3),
     ),
     examine=measure_defects,
-    draw=functools.partial(curves_figure, against=("epoch", "seconds", "epoch")),
+    draw=functools.partial(curves_figure, against=(*("epoch", "seconds") * 2, "epoch")),
 )
 
 
