@@ -43,8 +43,7 @@ def test_what_is_unset_or_empty(monkeypatch):
         if value is not None:
             monkeypatch.setenv("VISION_TTT_X", value)
         assert environment.one_of("VISION_TTT_X", ("a", "b")) is None
-    monkeypatch.delenv("VISION_TTT_X")
-    assert environment.whole_number("VISION_TTT_X", 3) == 3
+        assert environment.whole_number("VISION_TTT_X", 3) == 3
 
 
 def test_the_number_of_processes(monkeypatch):

@@ -73,7 +73,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "a.webp": open_image,
     "a.png": lambda path: read_labels(path, ("a", "b")),
     "a.tar": lambda path: ShardImages([path]),
-    "a.txt": lambda path: Documents(path.parent, ("a.txt",)).read("a.txt"),
+    "a.txt": lambda path: list(Documents(path.parent, ("a.txt",)).pieces("a.txt")),
     "a.yaml": lambda path: recipes.load(str(path)),
     "a.safetensors": read_tensors,
     "b.safetensors": inspect_tensors,

@@ -28,14 +28,14 @@ def one_of(variable: str, accepted: Sequence[str]) -> str | None:
 
 
 def whole_number(variable: str, default: int) -> int:
-    """Return the variable's value, a whole number, or ``default`` where it is unset.
+    """Return the variable's value, a whole number, or ``default`` where it is unset or empty.
 
     Raises:
         EnvironmentVariableError: the value is no whole number.
     """
     value = os.environ.get(variable)
     try:
-        return default if value is None else int(value)
+        return int(value) if value else default
     except ValueError as error:
         raise EnvironmentVariableError(
             f"the environment variable {variable} must be a whole number, got {value!r}"

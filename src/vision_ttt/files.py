@@ -32,7 +32,8 @@ def atomic_file(path: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
             with temporary.open("wb") as file:
                 yield file
                 if synced:
-                    sync_file(file)
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -56,12 +57,6 @@ def write_text(path: Path, content: str) -> None:
     write_bytes(path, content.encode())
 
 
-def sync_file(file: BinaryIO) -> None:
-    """Wait until what was written to `file` is on the disk."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def sync_folder(folder: Path) -> None:
     """Wait until the names in `folder` are on the disk."""
     if os.name != "posix":  # elsewhere folders cannot be opened
@@ -73,6 +68,11 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_part(path: Path) -> bool:
+    """Whether it is a temporary file of `atomic_file`."""
+    return path.match(".*.part")
 
 
 def remove_parts(*folders: Path) -> None:

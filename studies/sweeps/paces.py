@@ -15,6 +15,7 @@ from vision_ttt.engine.assembly import assemble
 from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.engine.task import Moment
 from vision_ttt.errors import UserError
+from vision_ttt.freed_memory import keep_freed_memory
 
 _LOGGER = logging.getLogger(__name__)
 REPEATS = 5
@@ -71,6 +72,8 @@ def _cpu_seconds(update: Callable[[], object]) -> float:
 def updates_of(config: TrainConfig) -> Callable[[], object]:
     """What makes an update of a run, its first one again and again."""
     accelerator = make_accelerator(config.optimisation.accumulation_steps)
+    if config.machine.keep_freed_memory and accelerator.device.type == "cpu":
+        keep_freed_memory()  # as in training; it holds for the whole process
     parts = assemble(config, accelerator, [], lambda: 0.0)
     parts.model.train()
     parts.scheduler.step_update(int(parts.length.warmup))

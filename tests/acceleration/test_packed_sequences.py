@@ -151,6 +151,9 @@ def test_a_list_in_place_of_the_sequence(kind):
     model.blocks = kind(list(model.blocks))
     assert torch.equal(model(images), wanted)
     assert_close(for_inference(model)(images), wanted, 1e-5)
+    model.set_input_size(64)
+    model.prune_intermediate_layers([0])
+    assert len(model.blocks) == 1
 
 
 def test_hooks_that_would_not_be_called_are_refused():

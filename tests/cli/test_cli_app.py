@@ -35,6 +35,7 @@ def test_wrong_arguments_are_told_in_a_line(tmp_path: Path, capsys: Said) -> Non
         (["vittt_tiny_patch16"], "nearest: vittt_tiny_patch16_224"),
         (["--device", "tpu9"], "device 'tpu9' cannot be used"),
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
+        (["--host", "192.168..1"], "cannot listen on 192.168..1"),
     ):
         assert told in _refused(["--port", _free_port(), *argv], capsys)
 

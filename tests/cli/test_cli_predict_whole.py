@@ -205,6 +205,10 @@ def test_a_memory_map_is_a_picture(checkpoint: str, tmp_path: Path) -> None:
             ("--whole", "--features", "t.zarr", "--preview", "p.png"),
             "is not accepted with --features",
         ),
+        (
+            ("--whole", "--output", "m.tif", "--feature-dtype", "float16"),
+            "--feature-dtype is float16; it is for --features",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(
@@ -237,3 +241,22 @@ def test_other_checkpoints_and_pictures_are_refused(
     tifffile.imwrite(picture, PIXELS)
     assert _predict(picture, "--checkpoint", "vittt_nano_patch4_32.digits", *given[3:]) == 2
     assert "not a" in capsys.readouterr().err
+
+
+def test_a_segmenter_on_a_backbone_with_attention_is_refused(tmp_path: Path, capsys: Said) -> None:
+    arguments = {"num_classes": 3, "depth": 1, "dense": {"maps": "tokens"}, "img_size": 32}
+    model = build_segmenter("deit_tiny_patch16_224", **arguments)
+    shown = {"mean": MEAN, "std": STD, "longer_side": 2048, "test_shorter_side": 512}
+    shown |= {"evaluation": "whole", "window": 512, "stride": 341}
+    metadata = ModelMetadata(
+        task={"name": "segmentation", "maps": "tokens"},
+        model="deit_tiny_patch16_224",
+        model_args=arguments,
+        carried={"classes": CLASSES, "palette": PALETTE, "input": shown},
+    )
+    save_weights(tmp_path / "d.safetensors", model.state_dict(), metadata)
+    np.save(tmp_path / "p.npy", PIXELS)
+    given = (tmp_path / "p.npy", "--checkpoint", tmp_path / "d.safetensors", "--whole")
+    for output in (("--output", tmp_path / "m.tif"), ("--features", tmp_path / "t.zarr")):
+        assert _predict(*given, *output) == 2
+        assert "holds a VisionTransformer; --whole is for" in capsys.readouterr().err

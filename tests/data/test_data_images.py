@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, ExifTags, Image, ImageOps
 
-from vision_ttt.data import DatasetError, ImageError, find_images, open_image
+from vision_ttt.data import DatasetError, ImageError, open_image
+from vision_ttt.data.image_files import find_images
 from vision_ttt.data.images import FORMATS, open_labelled
 
 

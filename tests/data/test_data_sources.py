@@ -17,6 +17,7 @@ from vision_ttt.data import (
     ImageSplits,
     open_dataset,
     sources,
+    targets_of,
 )
 
 
@@ -232,3 +233,9 @@ def test_links_that_lead_round_in_circles(image_folder: Path, target: str) -> No
 def test_a_folder_of_the_systems_is_no_dataset() -> None:
     with pytest.raises(DatasetError, match="class folder attr has no images"):
         open_dataset(DatasetSpec("/proc/self"))
+
+
+def test_the_classes_of_a_part_of_a_part_are_known(image_folder: Path) -> None:
+    spec = DatasetSpec(str(image_folder / "train"), train_fraction=0.5)
+    train = open_dataset(spec).train
+    assert targets_of(train).tolist() == [label for _, label in train]

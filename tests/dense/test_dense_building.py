@@ -297,7 +297,7 @@ def test_checkpointing_reaches_the_backbone():
 def test_a_backbone_without_layers_is_named():
     own = DenseModel(ConvMaps())
     own.maps.backbone = nn.Linear(3, 3)
-    with pytest.raises(ValueError, match=r"Linear does not name its layers \(group_matcher\)"):
+    with pytest.raises(DenseModelError, match=r"Linear does not name its layers \(group_matcher\)"):
         own.group_matcher()
 
 

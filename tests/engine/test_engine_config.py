@@ -12,9 +12,11 @@ import yaml
 from timm.layers import DropPath
 
 from vision_ttt import recipes, tasks
+from vision_ttt.data.documents import find_documents
 from vision_ttt.dense import build_detector, build_segmenter
 from vision_ttt.engine import ConfigError
 from vision_ttt.engine.config import LENGTHS, OptimisationSection, section_types
+from vision_ttt.engine.initial_weights import weights_file
 from vision_ttt.engine.section import Section, field_types
 from vision_ttt.models import create_model, is_model
 from vision_ttt.models.mamba_reg_ablations import ABLATIONS as MAMBA_REG
@@ -352,6 +354,7 @@ def test_model_args_add_up_over_recipe_stage_and_overrides(tmp_path: Path) -> No
     recipe = {"task": "classification", "model": {"arguments": {"design": "dual"}}}
     path.write_text(yaml.safe_dump({**recipe, "stages": stages}))
     one, two = recipes.load_stages(str(path), {"arguments": {"num_heads": 6}}).values()
+    assert Path(one.run.output).parent == Path("runs/staged")
     assert one.model.arguments == {"design": "dual", "depth": 2, "num_heads": 6}
     assert two.model.arguments == {"num_heads": 6}
 
@@ -396,6 +399,8 @@ _BOMB = b"model:\n  a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + b"".join(
         (b"task: classification\nmodel: {arguments: {a: 2020-01-01}}", "not JSON serializable"),
         (b"task: classification\nstages: {1: {}}", "1 cannot be the name of a stage"),
         (b"task: classification\nstages: {../up: {}}", "cannot be the name of a stage"),
+        (b"task: classification\nstages: {..: {}}", "'..' cannot be the name of a stage"),
+        (b"task: classification\nstages: {'': {}}", "'' cannot be the name of a stage"),
     ],
 )
 def test_hostile_recipes_are_explained(content: bytes, told: str, tmp_path: Path) -> None:
@@ -488,3 +493,15 @@ def test_a_shorter_run_takes_its_steps_with_it(
     assert "decay_at: 4, 5.5 instead of the recipe's 8, 11, as epochs are 6" in caplog.text
     given = recipes.load(str(path), {"epochs": 6, "decay_at": [2]}).optimisation
     assert (given.decay_at, given.warmup) == ([2.0], 0.5)
+
+
+def test_paths_may_begin_at_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    (tmp_path / "book.txt").write_text("some words")
+    config = recipes.load("digits", {"output": "~/run"})
+    assert config.run.output == str(tmp_path / "run")
+    assert weights_file("~/w.safetensors") == tmp_path / "w.safetensors"
+    assert find_documents("~", "*.txt").root == tmp_path

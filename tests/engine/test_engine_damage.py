@@ -161,6 +161,14 @@ def test_the_error_of_an_item_comes_whole_out_of_a_worker(error: DamagedItem) ->
     assert (str(received), received.name) == (str(error), error.name)
 
 
+def test_files_that_are_no_run_are_not_overwritten(tiny_fields: Fields, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="run holds files, but no run to overwrite"):
+        train(resolve(tiny_fields(epochs=1)), overwrite=True)
+    assert (tmp_path / "run" / "thesis.txt").read_text() == "years of work"
+
+
 def test_an_overwritten_run_is_set_aside(tiny_fields: Fields, image_folder: Path) -> None:
     config = resolve(tiny_fields(epochs=1))
     run_dir = train(config).run_dir
@@ -169,8 +177,9 @@ def test_an_overwritten_run_is_set_aside(tiny_fields: Fields, image_folder: Path
     path = image_folder / "train" / "dark" / "0.png"
     whole = path.read_bytes()
     _truncate(path)
-    with pytest.raises(ImageError):
-        train(config, overwrite=True)
+    for _ in range(2):  # the second attempt does not replace what the first has set aside
+        with pytest.raises(ImageError):
+            train(config, overwrite=True)
     assert (run_dir / "former" / "last.safetensors").read_bytes() == weights
     assert (run_dir / "former" / "report.html").exists()
     assert not (run_dir / "report.html").exists()

@@ -180,6 +180,29 @@ def test_updates_may_be_skipped_which_leaves_everything_as_it_was(
     assert all(row["train_loss"] < 10 for row in result.metrics["history"])
 
 
+def test_a_skipped_update_leaves_the_statistics_of_batch_norms(
+    tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = itertools.count()
+
+    def poisoned(items: list, image_shape: Sequence[int]) -> dict:
+        batch = original(items, image_shape)
+        if next(batches) == 1:
+            batch["images"][0, 0, 0, 0] = float("nan")
+        return batch
+
+    import vision_ttt.tasks.images.task as images
+
+    original = images.collate
+    monkeypatch.setattr(images, "collate", poisoned)
+    fields = tiny_fields(model="test_resnet", arguments={}, drop_path=None, image_size=32)
+    result = train(resolve(fields | {"epochs": 1, "non_finite": "skip"}))
+    assert result.metrics["skipped_updates"] == [1]
+    buffers = dict(result.model.named_buffers())
+    assert any("running_mean" in name for name in buffers)
+    assert all(buffer.isfinite().all() for buffer in buffers.values())
+
+
 @pytest.mark.parametrize(("batch_size", "last"), [(4, 5), (1, 11)])
 def test_skipping_ends_after_ten_in_a_row_or_an_epochs_updates(
     tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch, batch_size: int, last: int

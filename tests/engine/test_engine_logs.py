@@ -122,12 +122,19 @@ def test_weights_and_biases_gets_what_tensorboard_gets(
         )
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    train(resolve(tiny_fields(wandb_project="vittt", epochs=1)))
+    config = resolve(tiny_fields(wandb_project="vittt", epochs=1))
+    run_dir = train(config).run_dir
     assert begun[0]["project"] == "vittt"
     assert begun[0]["config"]["optimisation"]["epochs"] == 1
     assert [step for step, values in points if "train/loss" in values] == [1, 2, 3, 4]
     assert [step for step, values in points if "evaluation/test_accuracy" in values] == [4]
     assert ended == [0]
+    task = config.task.open(config)
+    for state in (TrainState(update=4), TrainState()):  # resumed, and begun anew
+        with RunLog(run_dir, config, torch.device("cpu"), state, task, 4, False):
+            pass
+    first, again, other = (settings["id"] for settings in begun)
+    assert first == again != other
 
 
 def test_weights_and_biases_that_is_not_installed(

@@ -1,5 +1,6 @@
 """Sheets of maps, inner losses and fast weights: what is drawn where, and how it is labelled."""
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from vision_ttt.cli.explained.kind import Subject, head_names
 from vision_ttt.explain import map_figures
 from vision_ttt.explain.fast_weight_figures import fast_weight_heads, fast_weight_sheet
 from vision_ttt.explain.inner_loss_figures import (
@@ -24,6 +26,8 @@ from vision_ttt.explain.map_figures import (
     plot_gradient_maps,
 )
 from vision_ttt.explain.norm_figures import norm_map_sheet
+from vision_ttt.layers import TTTLinear, ViT3TTT
+from vision_ttt.layers.attention_inner import SwiGLUInner, ViT3Inner
 
 
 class Course(NamedTuple):
@@ -230,3 +234,18 @@ def test_figures_of_narrow_pictures_are_not_as_long(grid: tuple[int, int]) -> No
     ):
         width, height = figure.get_size_inches()
         assert max(width, height) < 12 * min(width, height)
+
+
+@pytest.mark.parametrize(
+    ("module", "last"),
+    [
+        (SwiGLUInner(32, 2, 16), "head 3"),
+        (ViT3Inner(32, 2, 16), "conv"),
+        (ViT3TTT(32, 2), "conv"),
+        (TTTLinear(48, 3), "→ head 3"),
+    ],
+    ids=["SwiGLUInner", "ViT3Inner", "ViT3TTT", "TTTLinear"],
+)
+def test_the_head_that_is_a_convolution_is_called_so(module, last):
+    subject = Subject("a model", SimpleNamespace(model=torch.nn.Sequential(module)))
+    assert head_names(subject, 3)[-1] == last

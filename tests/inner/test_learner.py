@@ -259,6 +259,16 @@ def test_checkpointing_does_not_lose_gradients_of_captured_tensors():
         Learner(model, checkpoint=True)(q, k, v, state)
 
 
+def test_checkpointing_where_only_the_test_view_needs_a_gradient():
+    q, k, v, state, _ = random_problem(MLP())
+    gradients = []
+    for checkpoint in (True, False):
+        own = q.clone().requires_grad_()
+        o = Learner(MLP(), mse, mini_batch_size=4, checkpoint=checkpoint)(own, k, v, state)
+        gradients.append(torch.autograd.grad(o.square().sum(), own)[0])
+    assert_close(*gradients, 1e-12)
+
+
 def test_what_is_computed_again_is_not_autocast():
     q, k, v, state, _ = random_problem(MLP())
     state = {name: x.float().requires_grad_() for name, x in state.items()}
@@ -338,6 +348,7 @@ def test_low_precision_in_float32_inside(dtype):
     ("arguments", "message"),
     [
         ({"momentum": -0.1}, "momentum must be at least 0, got -0.1"),
+        ({"momentum": float("nan")}, "momentum must be at least 0, got nan"),
         ({"mini_batch_size": 0}, "mini_batch_size must be at least 1, got 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"epochs": 2, "causal": True}, "must be 1 in a causal scan, got 2"),

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from tolerances import assert_close
 from vision_ttt.ops import swiglu_ttt
-from vision_ttt.ops.swiglu_ttt import matrix_products, swiglu_ttt_gradient_norms
+from vision_ttt.ops.swiglu_mlp import matrix_products
+from vision_ttt.ops.swiglu_ttt import swiglu_ttt_gradient_norms
 
 
 def problem(length=7, dtype=torch.float64, heads=2, dim=16):

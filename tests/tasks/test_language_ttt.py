@@ -151,4 +151,5 @@ def test_the_page_shows_inner_losses(tmp_path: Path, capsys: pytest.CaptureFixtu
             torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-5)
     capsys.readouterr()
     assert main([*explain[:3], "sample:digit-1", *explain[3:], "--overwrite"]) == 2
-    assert "run is a language model and shown its test documents" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "run is a language model; only inner-loss explains it, without images" in told

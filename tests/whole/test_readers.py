@@ -59,9 +59,12 @@ def test_arrays_are_opened_as_maps(tmp_path: Path) -> None:
     picture = open_picture(tmp_path / "p.npy", PLAIN)
     assert isinstance(picture, ArrayPicture)
     assert isinstance(picture.pixels, np.memmap)
+    with (tmp_path / "z.npy").open("wb") as file:
+        np.savez(file, PIXELS)
     (tmp_path / "p.npy").write_bytes(b"nothing of the kind")
-    with pytest.raises(UserError, match=r"p\.npy is no array of numbers"):
-        open_picture(tmp_path / "p.npy", PLAIN)
+    for name in ("p.npy", "z.npy"):
+        with pytest.raises(UserError, match=rf"{name} is no array of numbers"):
+            open_picture(tmp_path / name, PLAIN)
     with pytest.raises(FileNotFoundError):
         open_picture(tmp_path / "q.npy", PLAIN)
 

@@ -9,18 +9,11 @@ from torch import nn
 
 from vision_ttt.acceleration.composite_linear import CompositeLinear
 from vision_ttt.acceleration.composite_mamba import CompositeMamba
-from vision_ttt.acceleration.composite_vittt import (
-    CompositeTTTLinear,
-    CompositeVitttBlock,
-)
+from vision_ttt.acceleration.composite_vittt import CompositeTTTLinear, CompositeVitttBlock
 from vision_ttt.acceleration.evaluation_only import EvaluationOnly
 from vision_ttt.acceleration.supported_parts import UnsupportedPart
 
-COMPOSITES: tuple[Any, ...] = (
-    CompositeTTTLinear,
-    CompositeVitttBlock,
-    CompositeMamba,
-)
+COMPOSITES: tuple[Any, ...] = (CompositeTTTLinear, CompositeVitttBlock, CompositeMamba)
 """Classes of composite modules; a new family of models adds its own.
 
 Each is a subclass of the module's class, named as ``plain``, that adds no attributes and overrides

@@ -17,11 +17,7 @@ from vision_ttt.data.loading import isolated_generators, seed_generators
 from vision_ttt.engine.checkpoint import read_metadata
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models import list_models
-from vision_ttt.tasks.images.backbones import (
-    ImageBackbone,
-    checkpoint_backbone,
-    named_backbone,
-)
+from vision_ttt.tasks.images.backbones import ImageBackbone, checkpoint_backbone, named_backbone
 from vision_ttt.tasks.images.predicting import ImagePredictor
 
 TASKS = ("classification", "detection", "segmentation")

@@ -120,14 +120,9 @@ def find_contenders(names: Iterable[str]) -> list[Contender]:
     return list(dict.fromkeys(found))
 
 
-def model_of(label: str) -> str:
-    """The timm name in a contender's label."""
-    return _LABEL.fullmatch(label)[1]
-
-
 def is_ours(label: str) -> bool:
     """Whether a contender's model is one of this package."""
-    name = model_of(label)
+    name = _LABEL.fullmatch(label)[1]
     return timm.is_model(name) and timm.model_entrypoint(name).__module__.startswith("vision_ttt.")
 
 

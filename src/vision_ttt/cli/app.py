@@ -41,10 +41,10 @@ def _check_free(host: str, port: int) -> None:
         with socket.socket(kind, socket.SOCK_STREAM) as listening:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)
-    except OSError as error:  # an unknown host, too
+    except (OSError, UnicodeError) as error:  # an unknown host, and what cannot be one
+        reason = getattr(error, "strerror", error)
         raise UserError(
-            f"cannot listen on {host}, port {port}: {error.strerror}; name others by --host and"
-            " --port"
+            f"cannot listen on {host}, port {port}: {reason}; name others by --host and --port"
         ) from error
 
 

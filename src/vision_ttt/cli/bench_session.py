@@ -83,15 +83,11 @@ def measure_and_show(
         answer = {"rows": [row.cells() for row in rows]}
         console.print_json(json.dumps(answer), highlight=False)
         return
-    _show(rows, arguments.baseline)
+    headings, lines = tabulate(rows, arguments.baseline)
+    caption = describe(rows, arguments.baseline)
+    print_figures(headings, lines, title=f"bench {rows[0].what}", caption=caption)
     for sentence in remark(rows):
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-
-
-def _show(rows: Sequence[Row], baseline: str | None) -> None:
-    headings, lines = tabulate(rows, baseline)
-    title = f"bench {rows[0].what}"
-    print_figures(headings, lines, title=title, caption=describe(rows, baseline))
+        console.say(sentence)
 
 
 @contextmanager

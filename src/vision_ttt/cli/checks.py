@@ -61,13 +61,7 @@ def check_readable(name: str, given: str) -> int:
     return mode
 
 
-def check_output_file(
-    name: str,
-    given: str,
-    *,
-    suffixes: Sequence[str],
-    overwrite: bool,
-) -> None:
+def check_output_file(name: str, given: str, *, suffixes: Sequence[str], overwrite: bool) -> None:
     """Check that a file can be written: a known suffix, in a folder, and not there already.
 
     Args:

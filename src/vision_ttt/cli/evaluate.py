@@ -105,11 +105,9 @@ def _frechet_distance(metadata: ModelMetadata, arguments: jsonargparse.Namespace
     if arguments.json:
         console.print_json(json.dumps({"model": metadata.model, **found}), highlight=False)
     else:
-        console.print(
+        console.say(
             f"{metadata.model}: Fréchet distance {found['frechet_distance']:.4g} of"
-            f" {found['made']} images to {found['real']} of the data ({found['features']})",
-            highlight=False,
-            soft_wrap=True,
+            f" {found['made']} images to {found['real']} of the data ({found['features']})"
         )
     return 0
 

@@ -137,7 +137,7 @@ def _shown(
     is_language = subject.metadata is not None and subject.metadata.task["name"] == "language"
     if is_language == bool(images):
         raise UserError(
-            f"{subject.name} is a language model and shown its test documents; give no images"
+            f"{subject.name} is a language model; only inner-loss explains it, without images"
             if is_language
             else f"no image is given for {subject.name}"
         )

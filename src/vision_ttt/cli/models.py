@@ -14,7 +14,6 @@ from vision_ttt.errors import UserError, nearest
 from vision_ttt.models import create_model, list_models
 from vision_ttt.models.vittt_ablations import ABLATIONS, model_name
 from vision_ttt.pretrained import pretrained_of
-from vision_ttt.safe_console import SafeConsole
 
 
 class Published(NamedTuple):
@@ -78,7 +77,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     with progress_on(plain_console(stderr=True)) as progress:
         rows = [describe(name) for name in progress.track(chosen, description="counting")]
     if arguments.json:
-        SafeConsole().print_json(json.dumps(rows), highlight=False)
+        plain_console().print_json(json.dumps(rows), highlight=False)
         return 0
     table = Table(
         title="Models, at batch 1; the papers' figures in italics",

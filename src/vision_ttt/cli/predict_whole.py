@@ -38,6 +38,12 @@ def run(arguments: jsonargparse.Namespace) -> int:
     features = arguments.features is not None
     require("zarr" if features else "large", "--features" if features else "--whole")
     model, metadata = (_backbone if features else _segmenter)(arguments.checkpoint)
+    plain = model.maps.backbone if isinstance(model, LinearSegmenter) else model
+    if not isinstance(plain, PlainBackbone):
+        raise UserError(
+            f"{arguments.checkpoint} holds a {type(plain).__name__}; --whole is for this package's"
+            " plain backbones, what pre-trains one, and linear segmenters on one"
+        )
     shown = metadata.carried["input"]
     picture: Any = open_picture(
         path,
@@ -123,11 +129,6 @@ def _backbone(checkpoint: str) -> tuple[nn.Module, ModelMetadata]:
     if isinstance(model, PlainBackbone):
         # The weights are those of a model that was made so.
         model.dynamic_img_size = model.dynamic_img_pad = True
-    elif not isinstance(model, LinearSegmenter):
-        raise UserError(
-            f"{checkpoint} holds a {type(model).__name__}; --features is for plain backbones and "
-            "models on one: linear segmenters and what pre-trains it"
-        )
     return model, metadata
 
 

@@ -82,7 +82,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
                 path = Path(arguments.images) / folders[int(label)] / f"{number:05d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(path, to_png(image))
-            console.print(f"{arguments.images}: {len(labels)} images")
+            console.say(f"{arguments.images}: {len(labels)} images")
             for index, folder in folders.items():
                 label = metadata.carried["classes"][index]
                 if folder != label:

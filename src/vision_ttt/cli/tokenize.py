@@ -37,10 +37,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
         )
     for error in packed.damaged:
         _LOGGER.warning("skipped: %s", error)
-    plain_console().print(
+    plain_console().say(
         f"{arguments.output}: {len(packed.tokens) - 1:,} tokens of {packed.documents:,} documents,"
-        f" {packed.bytes:,} bytes",
-        highlight=False,
-        soft_wrap=True,
+        f" {packed.bytes:,} bytes"
     )
     return 0

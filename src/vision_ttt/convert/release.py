@@ -27,7 +27,8 @@ def read_release(path: str | Path) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ConversionError: the file cannot be read, or holds other objects than tensors, or no
+        CheckpointError: a .safetensors file is damaged.
+        ConversionError: another file cannot be read, or holds other objects than tensors, or no
             weights.
     """
     path = Path(path)

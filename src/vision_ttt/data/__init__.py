@@ -5,12 +5,10 @@ from vision_ttt.extras import require
 require("train", "vision_ttt.data")
 
 from vision_ttt.data.digits import Digits
-from vision_ttt.data.image_files import find_images
 from vision_ttt.data.images import ImageError, open_image
 from vision_ttt.data.loading import (
     LoaderError,
     SeededItems,
-    StreamedImages,
     collate,
     evaluation_transform,
     make_loader,
@@ -20,7 +18,6 @@ from vision_ttt.data.loading import (
 )
 from vision_ttt.data.naflex import Sequences, collate_sequences, stack_sequences
 from vision_ttt.data.order import EpochOrder, EvenOrder, Share
-from vision_ttt.data.shards import ShardImages
 from vision_ttt.data.sources import (
     DatasetError,
     DatasetSpec,
@@ -36,12 +33,9 @@ __all__ = [
     "ImageSplits",
     "DatasetError",
     "Digits",
-    "ShardImages",
     "open_image",
-    "find_images",
     "ImageError",
     "SeededItems",
-    "StreamedImages",
     "with_transform",
     "EpochOrder",
     "EvenOrder",

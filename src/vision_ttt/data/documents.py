@@ -67,10 +67,6 @@ class Documents:
         test = set(sorted(self.names, key=_digest)[:count])
         return self._those(n for n in self.names if n not in test), self._those(test)
 
-    def read(self, name: str) -> str:
-        """Return the text of a file, its line ends as they are; see :meth:`pieces`."""
-        return "".join(piece for piece, _ in self.pieces(name))
-
     def pieces(self, name: str, field: str = "text") -> Iterator[tuple[str, bool]]:
         """Yield the texts in a file, each with whether a document ends behind it.
 
@@ -116,7 +112,7 @@ def find_documents(source: str, pattern: str) -> Documents:
         DatasetError: the folder does not exist, the pattern is invalid, or no file matches it.
     """
     is_stdlib = source == STDLIB
-    root = Path(sysconfig.get_path("stdlib") if is_stdlib else source)
+    root = Path(sysconfig.get_path("stdlib") if is_stdlib else source).expanduser()
     if not root.is_dir():
         raise DatasetError(f"the documents' folder {root} does not exist")
     try:

@@ -269,7 +269,6 @@ def evaluation_transform(data_config: dict[str, Any]) -> Transform:
     Where it crops the middle, only the middle of a very long image is resized. timm would resize an
     image of 3 × 20,000 pixels to a length of 1.7 million, and then crop most of it away.
     """
-
     transform = create_transform(
         input_size=data_config["input_size"],
         interpolation=data_config["interpolation"],

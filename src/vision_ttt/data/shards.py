@@ -26,7 +26,6 @@ from vision_ttt.file_kinds import (
 CLASSES_FILE = "classes.txt"
 """Beside the shards: the classes' names, one per line, by index."""
 
-
 _LARGEST_TEXT = 2**24  # bytes
 _LONGEST_INDEX = 100  # bytes of a class index; what is longer is none
 
@@ -109,8 +108,7 @@ def _read_shard(shard: Path) -> tuple[list[_Sample], list[int]]:
                             f"shard {shard}: {images[key].name} and {member.name} have one key; an"
                             " image needs a key of its own"
                         )
-                    place = (member.offset_data, member.size)
-                    images[key] = _Sample(shard, member.name, *place)
+                    images[key] = _Sample(shard, member.name, member.offset_data, member.size)
                 elif suffix.endswith(".cls"):
                     raise DatasetError(
                         f"shard {shard}: {member.name} belongs to no image, as a key ends at the"

@@ -98,11 +98,11 @@ def open_dataset(spec: DatasetSpec) -> ImageSplits:
 
 def targets_of(images: Dataset) -> np.ndarray | None:
     """Return the class of each image; None where only reading the images tells it."""
-    whole = images.dataset if isinstance(images, Subset) else images
-    targets = getattr(whole, "targets", None)
-    if targets is None:
-        return None
-    return np.asarray(targets)[images.indices if isinstance(images, Subset) else slice(None)]
+    if isinstance(images, Subset):
+        targets = targets_of(images.dataset)
+        return None if targets is None else targets[images.indices]
+    targets = getattr(images, "targets", None)
+    return None if targets is None else np.asarray(targets)
 
 
 def _fraction(images: Dataset, spec: DatasetSpec) -> Subset:

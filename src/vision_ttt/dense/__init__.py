@@ -6,9 +6,9 @@ from vision_ttt._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from vision_ttt.dense.backbone_weights import BackboneLoad, load_backbone
-    from vision_ttt.dense.building import DenseModelError, build_detector, build_segmenter
+    from vision_ttt.dense.building import build_detector, build_segmenter
     from vision_ttt.dense.detector import Detector
-    from vision_ttt.dense.model import DenseModel
+    from vision_ttt.dense.model import DenseModel, DenseModelError
     from vision_ttt.dense.plain_encoder import TokenMap
     from vision_ttt.dense.pyramid_maps import PyramidMaps
     from vision_ttt.dense.segmenter import LinearSegmenter, Segmenter
@@ -39,7 +39,7 @@ lazy_exports(
     {
         "BackboneLoad": "backbone_weights",
         "DenseModel": "model",
-        "DenseModelError": "building",
+        "DenseModelError": "model",
         "Detector": "detector",
         "DetectorSizes": "sizes",
         "LinearSegmenter": "segmenter",

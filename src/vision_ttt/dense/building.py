@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 from torch import nn
 
 from vision_ttt.dense.detector import Detector
+from vision_ttt.dense.model import DenseModelError
 from vision_ttt.dense.plain_encoder import TokenMap
 from vision_ttt.dense.pyramid_maps import PyramidMaps
 from vision_ttt.dense.segmenter import LinearSegmenter, Segmenter
 from vision_ttt.dense.sizes import DetectorSizes, SegmenterSizes
 from vision_ttt.dense.stage_maps import StageMaps
 from vision_ttt.dense.vit_adapter import ViTAdapter
-from vision_ttt.errors import UserError, nearest, reason_of
+from vision_ttt.errors import nearest, reason_of
 from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, nearest_models
 
 _Sizes = TypeVar("_Sizes", DetectorSizes, SegmenterSizes)
@@ -29,10 +30,6 @@ _MAPS: dict[str, type[nn.Module]] = {
     "tokens": TokenMap,
 }
 _OF_ONE_MAP = "tokens"
-
-
-class DenseModelError(UserError, ValueError):
-    """A dense model cannot be built as it was asked for."""
 
 
 def build_detector(

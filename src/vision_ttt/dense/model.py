@@ -7,9 +7,14 @@ from typing import Any
 
 from torch import nn
 
+from vision_ttt.errors import UserError
 from vision_ttt.models.weight_decay import undecayed_parameters
 
 _BACKBONE = "maps.backbone."
+
+
+class DenseModelError(UserError, ValueError):
+    """A dense model cannot be built or divided into layers as it was asked for."""
 
 
 class DenseModel(nn.Module):
@@ -44,10 +49,10 @@ class DenseModel(nn.Module):
         """Layer groups for layer decay: the backbone's. What no pattern matches is the last group.
 
         Raises:
-            ValueError: the backbone does not name its layers.
+            DenseModelError: the backbone does not name its layers.
         """
         if not hasattr(self.maps.backbone, "group_matcher"):
-            raise ValueError(
+            raise DenseModelError(
                 f"{type(self.maps.backbone).__name__} does not name its layers (group_matcher)"
             )
         own = self.maps.backbone.group_matcher(coarse=coarse)

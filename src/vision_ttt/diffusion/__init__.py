@@ -12,14 +12,13 @@ require("diffusion", "diffusion")
 
 from vision_ttt.diffusion.flow import FlowMatching
 from vision_ttt.diffusion.noise import NoisePrediction
-from vision_ttt.diffusion.process import OBJECTIVES, Process, draw, make_process
+from vision_ttt.diffusion.process import Process, draw, make_process
 from vision_ttt.diffusion.sampling import sample
 
 __all__ = [
     "make_process",
     "draw",
     "sample",
-    "OBJECTIVES",
     "Process",
     "NoisePrediction",
     "FlowMatching",

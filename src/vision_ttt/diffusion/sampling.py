@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vision_ttt.diffusion.noise import NoisePrediction, Solver
 from vision_ttt.diffusion.process import Process
-from vision_ttt.models import DiT3
+from vision_ttt.models.dit3 import DiT3, check_labels
 
 _STEPS = 50
 
@@ -118,6 +118,8 @@ def _denoise(
 def _check(model: DiT3, labels: Tensor, guidance: float, seed: int) -> None:
     if labels.ndim != 1:
         raise ValueError(f"labels must be [N], got {list(labels.shape)}")
+    # Once for all steps: on a device, the model does not read them.
+    check_labels(labels, model.num_classes, model.label_embed.table.num_embeddings)
     if not guidance >= 0 or guidance == float("inf"):
         raise ValueError(f"guidance is {guidance}; it must be at least 0")
     if guidance != 1 and model.label_embed.dropout == 0:

@@ -7,6 +7,7 @@ engine's. Recipes are YAML files of the same shape.
 from __future__ import annotations
 
 import dataclasses
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -320,6 +321,10 @@ class RunSection(Section):
     """Number of newest checkpoints to keep for resuming. A single one has no fallback."""
     wandb_project: str | None = None
     """Project at Weights & Biases to log to as well (needs the package wandb); null: none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "output", os.path.expanduser(self.output))
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def weights_file(given: str) -> Path:
     Raises:
         ConfigError: timm has no such weights of the model, or they cannot be downloaded.
     """
-    path = Path(weights_path(given))
+    path = Path(weights_path(given)).expanduser()
     described = None if path.exists() or path.suffix in _SUFFIXES else timms_weights(given)
     if described is None:
         return path

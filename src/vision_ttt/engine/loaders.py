@@ -46,14 +46,19 @@ def make_loaders(task: Task, config: TrainConfig, accelerator: Accelerator) -> L
     Raises:
         ConfigError: too few items for a batch; streamed items and several processes.
     """
-    train_set = task.train_set
+    train_set, optimisation, seed = task.train_set, config.optimisation, config.run.seed
     share = _share(train_set, accelerator)
-    updates = count_updates(task, config)
-    optimisation, seed = config.optimisation, config.run.seed
+    count, size = len(train_set), optimisation.batch_size
+    if count < size:
+        raise ConfigError(
+            f"batch_size is {size}, but the training data have {count} items; it must be at most"
+            " that"
+        )
+    updates = count // size  # items that do not fill a batch wait for the next epoch
     order = None
     if not isinstance(train_set, IterableDataset):
         order = EpochOrder(
-            len(train_set),
+            count,
             updates * optimisation.accumulation_steps,
             optimisation.micro_batch_size,
             seed=seed,
@@ -72,21 +77,6 @@ def make_loaders(task: Task, config: TrainConfig, accelerator: Accelerator) -> L
         updates,
         config,
     )
-
-
-def count_updates(task: Task, config: TrainConfig) -> int:
-    """Return the optimiser updates per epoch; items that do not fill a batch wait for the next.
-
-    Raises:
-        ConfigError: there are fewer items than a batch has.
-    """
-    count, batch_size = len(task.train_set), config.optimisation.batch_size
-    if count < batch_size:
-        raise ConfigError(
-            f"batch_size is {batch_size}, but the training data have {count} items; it must be at"
-            " most that"
-        )
-    return count // batch_size
 
 
 def evaluation_loader(

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,16 +32,8 @@ _NOT_POINTS = {"epoch", "update", "seconds", "memory_bytes", "learning_rate"}
 
 def versions() -> dict[str, str]:
     """Return the versions of this package and of what its numbers depend on."""
-    packages = (
-        "torch",
-        "torchvision",
-        "timm",
-        "accelerate",
-        "numpy",
-        "scikit-learn",
-        "safetensors",
-    )
-    return {"vision-ttt": __version__, **{name: metadata.version(name) for name in packages}}
+    names = ("torch", "torchvision", "timm", "accelerate", "numpy", "scikit-learn", "safetensors")
+    return {"vision-ttt": __version__, **{name: metadata.version(name) for name in names}}
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -53,7 +46,9 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": str(device),
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "device_name": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else device.type.upper(),
     }
 
 
@@ -95,7 +90,7 @@ class RunLog:
         self.unit = task.unit
         self.updates = updates
         self.device = device
-        self.tracker = _open_wandb(folder, config)
+        self.tracker = _open_wandb(folder, config, resumed=state.update > 0)
         self.events = EventFile(folder / "tensorboard", purge_step=state.update + 1)
         self.reduction: float | None = None
         """Of the inner loss along the scan; see `inner_loss_reduction`."""
@@ -201,18 +196,20 @@ def place_in_run(epoch: float, update: int, config: TrainConfig, updates: int) -
     return f"epoch {epoch:g}/{length}" if unit == "epochs" else f"update {update}/{updates}"
 
 
-def _open_wandb(folder: Path, config: TrainConfig) -> Any:
+def _open_wandb(folder: Path, config: TrainConfig, *, resumed: bool) -> Any:
     if config.run.wandb_project is None:
         return None
     try:
         import wandb
     except ImportError as error:
         raise ConfigError("wandb_project is set, but the package wandb is not installed") from error
-    # A resumed run goes on in the record that its directory's name identifies.
-    name = str(folder.resolve()).strip("/").replace("/", "-")
+    # A resumed run goes on in its record; every other run has a record of its own.
+    kept = folder / "wandb.id"
+    if not (resumed and kept.exists()):
+        write_text(kept, secrets.token_hex(8))
     return wandb.init(
         project=config.run.wandb_project,
-        id=name,
+        id=kept.read_text(encoding="utf-8"),
         name=folder.name,
         dir=str(folder),
         config=config.as_dict(),

@@ -89,7 +89,6 @@ def summary(
     config: TrainConfig, state: TrainState, task: Task, model: nn.Module, updates: int
 ) -> dict[str, Any]:
     """Return the content of metrics.json of a run of `updates`; there must be one evaluation."""
-    last = state.history[-1]
     unit, length = config.optimisation.length
     primary = f"test_{task.primary.name}"
     best = state.history[0][primary]
@@ -100,7 +99,7 @@ def summary(
         "model": config.model.name,
         "parameters": sum(weight.numel() for weight in model.parameters()),
         **task.described(),
-        **{name: value for name, value in last.items() if name.startswith("test_")},
+        **state.test_metrics,
         f"best_{primary}": best,
         "seconds": state.seconds,
         "seed": config.run.seed,

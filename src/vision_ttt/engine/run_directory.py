@@ -26,10 +26,11 @@ from vision_ttt.engine.section import defaults
 from vision_ttt.engine.state import SavedRun, StoredRun, check_fits, open_state, save_state
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.file_kinds import read_regular
-from vision_ttt.files import remove_parts, write_text
+from vision_ttt.files import is_part, remove_parts, write_text
 
 _LOGGER = logging.getLogger(__name__)
 _LARGEST_FILE = 2**28  # bytes of metrics and config
+CONFIG_FILE = "config.yaml"
 FORMER = "former"
 """Sub-folder of a run directory for what an overwritten run left."""
 _NAME = re.compile(r"update-.*\.safetensors")
@@ -69,7 +70,7 @@ def open_run(config: TrainConfig, *, resume: Resume, overwrite: bool) -> list[Pa
 
     Raises:
         ConfigError: the directory holds a run and neither `resume` nor `overwrite` is set, or both
-            are.
+            are; or `overwrite` is set and the directory holds files, but no run.
         FileNotFoundError: `resume` is true and there is nothing to resume.
         OSError: the directory cannot be read.
     """
@@ -81,6 +82,10 @@ def open_run(config: TrainConfig, *, resume: Resume, overwrite: bool) -> list[Pa
         raise ConfigError(
             f"{run_dir} already holds a run; give --resume auto to resume it, --overwrite to start"
             " a new run, or another --output"
+        )
+    if overwrite and not (run_dir / CONFIG_FILE).exists() and _left(run_dir):
+        raise ConfigError(
+            f"{run_dir} holds files, but no run to overwrite; choose another --output"
         )
     if resume is True and not found:
         folder = str(run_dir / CHECKPOINTS)
@@ -153,7 +158,7 @@ def is_finished(config: TrainConfig) -> bool:
     run_dir = Path(config.run.output)
     try:
         metrics = json.loads(read_regular(run_dir / "metrics.json", _LARGEST_FILE))
-        former = yaml.safe_load(read_regular(run_dir / "config.yaml", _LARGEST_FILE))
+        former = yaml.safe_load(read_regular(run_dir / CONFIG_FILE, _LARGEST_FILE))
         finished = bool(metrics["finished"]) and isinstance(former, dict)
     except (FileNotFoundError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return False  # not there yet, or damaged; the checkpoints are what counts
@@ -190,6 +195,7 @@ def begin_directory(
 
     With `anew`, move the files of a former run into the sub-folder former, which replaces its
     content. They are not lost if the new run fails, and cannot be mistaken for the new run's files.
+    A run that ended before its first checkpoint replaces nothing.
 
     Raises:
         OSError: the directory cannot be made or written.
@@ -200,7 +206,7 @@ def begin_directory(
         _set_aside(run_dir)
     header = "# The run's whole configuration; a recipe like any other.\n"
     text = yaml.safe_dump(config.as_dict(), sort_keys=False, allow_unicode=True)
-    write_text(run_dir / "config.yaml", header + text)
+    write_text(run_dir / CONFIG_FILE, header + text)
     write_text(run_dir / "environment.json", json.dumps(environment(device), indent=2) + "\n")
 
 
@@ -263,11 +269,16 @@ def _by_name(values: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> di
     return named
 
 
+def _left(run_dir: Path) -> list[Path]:
+    """What lies in a run's directory, but for its locks and what an overwritten run left."""
+    apart = (FORMER, *LOCK_FILES)
+    return [each for each in run_dir.iterdir() if each.name not in apart and not is_part(each)]
+
+
 def _set_aside(run_dir: Path) -> None:
-    left = [entry for entry in run_dir.iterdir() if entry.name not in (FORMER, *LOCK_FILES)]
-    if not left:
+    former, left = run_dir / FORMER, _left(run_dir)
+    if (former.exists() and not checkpoints(run_dir)) or not left:
         return
-    former = run_dir / FORMER
     if former.exists():
         shutil.rmtree(former)
     former.mkdir()

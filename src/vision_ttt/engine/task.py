@@ -164,15 +164,8 @@ class Task(ABC):
     ) -> str:
         """Copy the weights of a file into a model, and return what was done, in one line.
 
-        By default every tensor must fit but the head's; positions are interpolated.
-
-        Args:
-            path: of a safetensors file, ours or not.
-            model: named `name`, built with `model_args`.
-
-        Raises:
-            FileNotFoundError, CheckpointError: there is no such file, or it is damaged.
-            ConfigError: the weights are another model's; says which, where the file does.
+        By default every tensor must fit but the head's; positions are interpolated. Arguments and
+        errors are those of :func:`vision_ttt.engine.initial_weights.start_from`.
         """
         return start_from(path, model, name, model_args)
 

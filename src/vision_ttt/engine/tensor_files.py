@@ -185,7 +185,7 @@ def _entry(digest: str) -> bytes:
 
 
 def _metadata(start: bytes) -> dict[str, str]:
-    return json.loads(start[8:]).get("__metadata__", {})
+    return json.loads(start[8:]).get("__metadata__") or {}
 
 
 def _check_digest(

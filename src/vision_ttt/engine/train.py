@@ -217,12 +217,17 @@ class _Run:
         first_pass = state.position * config.optimisation.accumulation_steps
         average = None if parts.average is None else parts.average.module
         moment = Moment(state.update / parts.length.updates, average, state.epoch)
+        # The forward pass of an update that is skipped moves the statistics of batch norms, too.
+        skips = config.optimisation.non_finite == "skip"
+        buffers = [each.clone() for each in parts.model.buffers()] if skips else []
         outcome = parts.step(update, state.epoch, first_pass, moment)
         if outcome.finite:
             state.loss_sum += outcome.loss_sum
             state.loss_units += outcome.units
         else:
             refuse_or_skip(outcome, parts, config, state, self.accelerator)
+            for each, former in zip(parts.model.buffers(), buffers, strict=True):
+                each.copy_(former)
         state.units += outcome.units
         state.epoch_units += outcome.units
         state.update += 1

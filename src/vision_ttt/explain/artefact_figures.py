@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from vision_ttt.explain.palette import SEQUENTIAL, line_style
+from vision_ttt.explain.palette import SEQUENTIAL, bare, line_style
 from vision_ttt.explain.token_norms import OUTLIER
 from vision_ttt.explain.token_pixels import drawn_proportion
 
@@ -33,7 +33,7 @@ def norm_histograms(norms: Mapping[str, Tensor]) -> Figure:
     shares, means = figure.subplots(1, 2)
     exact = {name: own.detach().float().cpu() for name, own in norms.items()}
     ends = [end for own in exact.values() for end in (own[:, -1].min(), own[:, -1].max())]
-    bins = np.geomspace(max(min(ends).item(), 1e-6), max(*ends, ends[0]).item() * 1.001, 61)
+    bins = np.geomspace(max(min(ends).item(), 1e-6), max(ends).item() * 1.001, 61)
     for index, (name, own) in enumerate(exact.items()):
         style = {"marker": ".", **line_style(index)}  # a line of one layer is invisible
         counts, _ = np.histogram(own[:, -1].flatten().numpy(), bins)
@@ -83,13 +83,12 @@ def distance_sheet(
     size = (1.3 * columns + 0.3, 1.3 * drawn_proportion(images.shape[2:]) * rows + 0.5)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
+    bare(axes)
     for row, title in enumerate(titles):
         axes[row, 0].imshow(pictures[row].numpy())
         axes[row, 0].set_ylabel(title, fontsize=8)
         for axis, own in zip(axes[row, 1:], maps[row], strict=True):
             axis.imshow(own, cmap=SEQUENTIAL, interpolation="nearest")
-        for axis in axes[row]:
-            axis.set(xticks=[], yticks=[], frame_on=False)
     names = ["distance"] if columns == 2 else range(1, columns)
     for axis, name in zip(axes[0], ["image", *names], strict=True):
         axis.set_title(str(name), fontsize=9)

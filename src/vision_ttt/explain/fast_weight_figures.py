@@ -48,9 +48,9 @@ def fast_weight_sheet(models: Mapping[str, Mapping[str, FastWeights]]) -> Figure
                 _line(axis, name, values, color=colours[index], label=layer_name(layer))
             _describe(axis, name)
         row[0].set_ylabel(f"{model}\n{row[0].get_ylabel()}", fontsize=8)
-    for axis, (title, _, along) in zip(axes[0], _QUANTITIES.values(), strict=True):
-        axis.set_title(title, fontsize=9)
-        axes[-1][list(axes[0]).index(axis)].set_xlabel(along, fontsize=8)
+    for top, bottom, (title, _, along) in zip(axes[0], axes[-1], _QUANTITIES.values(), strict=True):
+        top.set_title(title, fontsize=9)
+        bottom.set_xlabel(along, fontsize=8)
     legends = (row[0].get_legend_handles_labels() for row in axes)
     lines, labels = max(legends, key=lambda handles: len(handles[0]))
     figure.legend(

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 from torch import Tensor
 
-from vision_ttt.explain.palette import SEQUENTIAL, line_style
+from vision_ttt.explain.palette import SEQUENTIAL, bare, line_style
 from vision_ttt.explain.receptive_field import anisotropy, energy_within, radial_profile
 
 _LOWEST = 1e-3
@@ -41,9 +41,7 @@ def receptive_field_sheet(fields: Mapping[str, Tensor], *, radius: float | None 
     axes = figure.subplots(rows, columns, squeeze=False)
     colours = matplotlib.colormaps[SEQUENTIAL].with_extremes(bad="0.75")
     scale = LogNorm(_LOWEST, 1)
-    for axis in axes.flat:
-        axis.set(xticks=[], yticks=[])
-        axis.set_frame_on(False)
+    bare(axes)
     any_empty = False
     for axis, (name, field) in zip(axes.flat, fields.items(), strict=False):
         own = min(field.shape) / 4 if radius is None else radius

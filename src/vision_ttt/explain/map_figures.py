@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vision_ttt.explain.gradient_maps import top_fraction
+from vision_ttt.explain.palette import bare
 from vision_ttt.explain.token_pixels import drawn_proportion, padded, picture_patch, spread
 
 HEAT = "magma"
@@ -83,7 +84,7 @@ def gradient_map_sheet(
     groups = -(-len(seen) // columns)
     figure = Figure(figsize=(1.05 * columns + 0.9, 3.4 * groups), layout="constrained")
     axes = figure.subplots(3 * groups, columns, squeeze=False)
-    _bare(axes)
+    bare(axes)
     for index, (title, own) in enumerate(zip(titles, seen, strict=True)):
         group, column = divmod(index, columns)
         image_axis, map_axis, mark_axis = axes[3 * group : 3 * group + 3, column]
@@ -149,7 +150,7 @@ def model_sheet(
         over, top = axes[0, 1 + 2 * index : 3 + 2 * index]
         over.set_title(f"{name}\n‖G‖".strip(), fontsize=8)
         top.set_title(f"top {100 * fraction:g} %", fontsize=8)
-    _bare(axes)
+    bare(axes)
     _add_scale(figure, axes)
     return figure
 
@@ -177,7 +178,7 @@ def layer_sheet(models: Mapping[str, PictureMap], *, title: str) -> Figure:
     )
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0.01)
     axes = figure.subplots(len(rows), columns, squeeze=False)
-    _bare(axes)
+    bare(axes)
     for row, (name, start) in zip(axes, rows, strict=True):
         seen = models[name]
         maps = seen.map
@@ -221,7 +222,7 @@ def head_sheet(
     figure = Figure(figsize=(cell * count + 0.5, height * layers + 0.9), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.01, h_pad=0.03, wspace=0, hspace=0)
     axes = figure.subplots(layers, count, squeeze=False)
-    _bare(axes)
+    bare(axes)
     for layer, row in enumerate(axes):
         row[0].set_ylabel(f"layer {1 + layer}", fontsize=7)
         for axis, own in zip(row, magnitude[layer], strict=True):
@@ -288,13 +289,6 @@ def _starts(layers: int) -> range:
 
 def _ends(own: Tensor) -> str:
     return f"{own.min().item():.3g} – {own.max().item():.3g}"
-
-
-def _bare(axes: np.ndarray) -> None:
-    axis: Axes
-    for axis in axes.flat:
-        axis.set(xticks=[], yticks=[])
-        axis.set_frame_on(False)
 
 
 def _add_scale(figure: Figure, axes: np.ndarray) -> None:

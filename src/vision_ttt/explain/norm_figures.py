@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from vision_ttt.explain.palette import MARK, SEQUENTIAL, line_style
+from vision_ttt.explain.palette import MARK, SEQUENTIAL, bare, line_style
 from vision_ttt.explain.token_norms import OUTLIER, outlier_share
 from vision_ttt.explain.token_pixels import drawn_proportion
 
@@ -63,10 +63,7 @@ def norm_map_sheet(
     size = (1.5 * columns + 0.9, 1.5 * ratio * rows + 0.5)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
-    axis: Axes
-    for axis in axes.flat:
-        axis.set(xticks=[], yticks=[])
-        axis.set_frame_on(False)
+    bare(axes)
     largest = max(float(relative.max()), 2 * OUTLIER)
     # Symmetric around the median's 1 below, as far as the largest outlier above.
     least = max(float(drawn_norms.min()), float(drawn_norms.max()) * 1e-6)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
 SEQUENTIAL = "cividis"
 """The colour map of numbers from small to large."""
 
@@ -17,3 +22,9 @@ def line_style(index: int) -> dict[str, str]:
     """Keywords of ``Axes.plot`` for the line of this number: 28 differ."""
     dashes, colour = divmod(index, len(_COLOURS))
     return {"color": _COLOURS[colour], "linestyle": _DASHES[dashes % len(_DASHES)]}
+
+
+def bare(axes: np.ndarray) -> None:
+    """Remove the ticks and frames of an array of axes."""
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[], frame_on=False)

@@ -46,7 +46,7 @@ def runtimes_with_kernels() -> list[str]:
     if not found:
         raise MissingPackageError(
             f"{' and '.join(path.name for path, _ in LIBRARIES.values())} are not built, or their"
-            f" runtime is not installed; the kernels require one: {_how('|'.join(LIBRARIES))}"
+            f" runtime is not installed; one is required: {' or '.join(map(_how, LIBRARIES))}"
         )
     return found
 

@@ -57,10 +57,9 @@ def export_openvino(
             other logits.
         OSError: the folder cannot be written.
     """
-    require("bench", "OpenVINO")
+    core = core_of(kernels)
     import openvino
 
-    core = core_of(kernels)
     content = onnx_content(model, metadata, shapes, kernels=kernels, dtype=dtype)
     translated = _named(folder.name, lambda: core.read_model(BytesIO(content)))
     told = {"model": metadata.model}

@@ -45,7 +45,7 @@ def verify(
     for shape in shapes:
         images = torch.randn(shape, generator=generator)
         with torch.inference_mode():
-            wanted = model(images)
+            wanted = _run(model, images, "the model")
             if not wanted.isfinite().all():
                 raise DamagedModel(
                     f"the model predicts NaN for images {list(shape)}: its weights are damaged;"

@@ -46,6 +46,8 @@ class _Checkpointed(torch.autograd.Function):
             with torch.enable_grad():
                 outputs = ctx.function(*inputs)
             reached = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
+            if not reached:  # no output depends on the inputs that need a gradient
+                return None, *(None for _ in needed)
             outputs, grads = zip(*reached, strict=True)
             gradients = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
         return None, *(next(gradients) if need else None for need in needed)

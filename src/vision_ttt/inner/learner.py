@@ -12,8 +12,8 @@ from torch import Tensor
 from vision_ttt.inner.checkpointing import checkpointed
 from vision_ttt.inner.losses import Loss, squared_error
 from vision_ttt.inner.models import Axes, Params
-from vision_ttt.ops._backend import is_transformed
-from vision_ttt.ops._contract import FLOATS, Contract, Whole, check_number
+from vision_ttt.ops._backend import autocast_kind, is_transformed
+from vision_ttt.ops._contract import FLOATS, Contract, Real, Whole, check_number
 from vision_ttt.ops._learner_scan_order import mini_batches, take
 
 Model = Callable[[Params, Tensor], Tensor]
@@ -81,8 +81,7 @@ class Learner:
     checkpoint: bool = False
 
     def __post_init__(self) -> None:
-        if self.momentum < 0:
-            raise ValueError(f"Learner: momentum must be at least 0, got {self.momentum}")
+        check_number("Learner", "momentum", self.momentum, Real(0))
         if self.mini_batch_size is not None:
             check_number("Learner", "mini_batch_size", self.mini_batch_size, Whole(1))
         check_number("Learner", "epochs", self.epochs, Whole(1))
@@ -129,9 +128,7 @@ class Learner:
         """
         outer = {} if outer is None else dict(outer)
         self._check(q, k, v, state, outer, eta, position_scale, reverse_heads, state_per_image)
-        # There is no autocast for the meta device.
-        device_type = "cpu" if q.is_meta else q.device.type
-        with torch.autocast(device_type, enabled=False):
+        with torch.autocast(autocast_kind(q), enabled=False):
             o, final = self._learn(
                 q, k, v, dict(state), outer, eta, position_scale, reverse_heads, state_per_image
             )

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
 from vision_ttt.layers.extra_tokens import merge_extra, split_extra
 from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.inner_learner import LinearLearner
@@ -167,7 +166,7 @@ def _normalised(k: Tensor) -> Tensor:
     return (centred * (variance + KEY_EPS).rsqrt()).to(k.dtype)
 
 
-def _on_grid(conv: DepthwiseConv2d, x: Tensor, grid: Grid, extra: Positions) -> Tensor:
+def _on_grid(conv: ResidualConv2d, x: Tensor, grid: Grid, extra: Positions) -> Tensor:
     """Convolve the tokens of x [B, N, C] that are on the grid; the others stay as they are."""
     if not extra:
         return conv(x, grid)

@@ -11,12 +11,7 @@ from vision_ttt.layers.vit3_ttt import ViT3TTT
 
 
 class TanhMlp(Mlp):
-    """fc₂ GELU(fc₁ x), with biases and the tanh approximation of GELU.
-
-    Args:
-        dim: D.
-        hidden: width between the projections.
-    """
+    """As :class:`vision_ttt.layers.Mlp`, with the tanh approximation of GELU."""
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """Tokens [B, T, D] → [B, T, D]; the grid, which other MLPs need, is ignored."""

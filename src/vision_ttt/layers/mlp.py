@@ -34,9 +34,7 @@ class Mlp(nn.Module):
 class ConvMlp(Mlp):
     """fc₂ GELU(h + DWConv3×3(h)) with h = GELU(fc₁ x): H-ViT³'s MLP, which mixes neighbours.
 
-    Args:
-        dim: D.
-        hidden: width between the projections.
+    Arguments are those of :class:`Mlp`.
     """
 
     def __init__(self, dim: int, hidden: int) -> None:

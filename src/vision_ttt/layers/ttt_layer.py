@@ -110,8 +110,10 @@ class TTTLayer(nn.Module):
         }
         self.in_proj = nn.Linear(dim, sum(self.widths.values()), bias=False)
         self.rate_proj = nn.Linear(dim, self.heads) if learned_rates else None
+        if conv_kernel_size < 0:
+            raise ValueError(f"conv_kernel_size must be at least 0, got {conv_kernel_size}")
         self.has_conv = conv_kernel_size > 0
-        if conv_kernel_size:
+        if self.has_conv:
             self.conv_q, self.conv_k = (
                 DirectionalConv1d(inner, conv_kernel_size, reverse_channels=inner - dim)
                 for _ in range(2)

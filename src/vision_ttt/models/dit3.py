@@ -20,7 +20,7 @@ from vision_ttt.layers.sincos2d import sincos_table
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
 from vision_ttt.models.block_sequence import run_block
 from vision_ttt.models.building import build_model
-from vision_ttt.models.registry import model_config, register_denoiser
+from vision_ttt.models.registry import register_denoiser
 from vision_ttt.models.torchscript import NotScriptable
 from vision_ttt.models.weight_decay import undecayed_parameters
 
@@ -232,8 +232,13 @@ def _check_inputs(
     if y.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"y must be classes as int64 or int32, got {y.dtype}")
     # On a device, reading the labels would wait for it; in a compiled graph, break it.
-    visible = not torch.compiler.is_compiling() and y.is_cpu and len(y)
-    if visible and (y.min() < 0 or y.max() >= labels):
+    if not torch.compiler.is_compiling() and y.is_cpu:
+        check_labels(y, num_classes, labels)
+
+
+def check_labels(y: Tensor, num_classes: int, labels: int) -> None:
+    """Raise ValueError if one of y [B] is none of the ``labels``, classes and perhaps none."""
+    if len(y) and (y.min() < 0 or y.max() >= labels):
         none = f", {labels - 1} being none" if labels > num_classes else ""
         raise ValueError(f"y must be classes 0 to {labels - 1}{none}, got {y.tolist()}")
 
@@ -262,35 +267,6 @@ def _config(channels: int) -> PretrainedCfg:
 PIXELS, LATENTS = _config(3), _config(4)
 
 
-def _create(size: str, patch: int, pretrained: bool, **kwargs: Any) -> DiT3:
-    """Build a DiT³ of a size in ``SIZES`` through timm; a wrong keyword raises TypeError.
-
-    It accepts timm's names img_size and in_chans as well as input_size and in_channels.
-    """
-    for ours, timms in (("input_size", "img_size"), ("in_channels", "in_chans")):
-        if ours in kwargs:
-            kwargs[timms] = kwargs.pop(ours)
-    name = f"dit3_{size}_patch{patch}_32"
-    model = build_model(
-        _dit3,
-        name,
-        pretrained,
-        **{
-            **SIZES[size],
-            "patch_size": patch,
-            "pretrained_cfg": model_config(name).to_dict(),
-            **kwargs,
-        },
-    )
-    channels = model.in_channels
-    model.pretrained_cfg |= {
-        "input_size": (channels, *model.input_size),
-        "mean": (0.5,) * channels,
-        "std": (0.5,) * channels,
-    }
-    return model
-
-
 def _dit3(img_size: int | tuple[int, int], in_chans: int, **kwargs: Any) -> DiT3:
     return DiT3(input_size=img_size, in_channels=in_chans, **kwargs)
 
@@ -298,12 +274,27 @@ def _dit3(img_size: int | tuple[int, int], in_chans: int, **kwargs: Any) -> DiT3
 def _entrypoint(
     size: str, patch: int, config: PretrainedCfg, description: str
 ) -> Callable[..., DiT3]:
-    """Register the model of a size and a patch; returns the function that builds it."""
+    """Register the model of a size in ``SIZES`` and a patch; returns the function that builds it.
+
+    That accepts timm's names img_size and in_chans as well as input_size and in_channels.
+    """
+    name = f"dit3_{size}_patch{patch}_32"
 
     def create(pretrained: bool = False, **kwargs: Any) -> DiT3:
-        return _create(size, patch, pretrained, **kwargs)
+        for ours, timms in (("input_size", "img_size"), ("in_channels", "in_chans")):
+            if ours in kwargs:
+                kwargs[timms] = kwargs.pop(ours)
+        own = {**SIZES[size], "patch_size": patch, "pretrained_cfg": config.to_dict()}
+        model = build_model(_dit3, name, pretrained, **{**own, **kwargs})
+        channels = model.in_channels
+        model.pretrained_cfg |= {
+            "input_size": (channels, *model.input_size),
+            "mean": (0.5,) * channels,
+            "std": (0.5,) * channels,
+        }
+        return model
 
-    create.__name__ = create.__qualname__ = f"dit3_{size}_patch{patch}_32"
+    create.__name__ = create.__qualname__ = name
     create.__doc__ = description
     return register_denoiser(config)(create)
 

@@ -25,8 +25,9 @@ def mamba_patches(
     """A patch embedding, normal with standard deviation (C · patch²)^-½, bias zero.
 
     Args:
+        img_size, patch_size, in_chans, embed_dim, pad: as of
+            :func:`vision_ttt.models.image_size.patch_embedding`.
         stride: pixels from patch to patch; by default the patch side.
-        others: as of :func:`vision_ttt.models.plain_backbone.patch_embedding`.
     """
     if stride in (None, patch_size):
         patch_embed = patch_embedding(img_size, patch_size, in_chans, embed_dim, pad=pad)

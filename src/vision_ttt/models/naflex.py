@@ -114,8 +114,7 @@ def flat_patches(batch: Mapping[str, Any], size: tuple[int, int], channels: int)
     """
     patches = batch["patches"]
     if not isinstance(patches, Tensor) or not patches.is_floating_point():
-        kind = patches.dtype if isinstance(patches, Tensor) else type(patches).__name__
-        raise TypeError(f"patches must be a tensor of floating point, got {kind}")
+        raise TypeError(f"patches must be a tensor of floating point, got {_kind(patches)}")
     patch = (*size, channels)
     area = size[0] * size[1] * channels
     if patches.ndim == 5 and tuple(patches.shape[2:]) == patch:

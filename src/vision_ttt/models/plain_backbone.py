@@ -44,11 +44,12 @@ class PlainBackbone(Classifier):
     models with class tokens, the positions of these in the sequence.
 
     Args:
-        patch_embed: of :func:`patch_embedding`.
+        patch_embed: of :func:`vision_ttt.models.image_size.patch_embedding`.
         blocks: modules (x [B, N, D], grid, positions) → [B, N, D].
         norm: applied to the last block's tokens.
         head: of :func:`vision_ttt.models.classifier.linear_head`.
-        pos_embed: of :func:`position_embedding`, interpolated to other grids, or None.
+        pos_embed: of :func:`vision_ttt.models.image_size.position_embedding`, interpolated to other
+            grids, or None.
         class_tokens: learned tokens among the image's, e.g. class tokens or registers, or None.
         own_pools: further values of ``global_pool``, which a subclass serves in :meth:`pool`.
         global_pool: "avg" (the mean over image tokens), "max_norm" (the image token of largest
@@ -187,7 +188,7 @@ class PlainBackbone(Classifier):
             self.pos_embed = nn.Parameter(resized, requires_grad=self.pos_embed.requires_grad)
         for info in self.feature_info:
             info["reduction"] = self.patch_embed.feat_ratio()
-        if self.blocks.own_context is not None:
+        if getattr(self.blocks, "own_context", None) is not None:
             self.blocks.own_context = self._own_context()
         update_model_input_size(self, self.patch_embed.img_size, patch_size=patch_size)
 
@@ -197,7 +198,7 @@ class PlainBackbone(Classifier):
         """Remove what :meth:`forward_intermediates` with these indices does not need."""
         taken, last = feature_take_indices(len(self.blocks), indices)
         kept = self.blocks[: last + 1]
-        kept.own_context = self.blocks.own_context
+        kept.own_context = getattr(self.blocks, "own_context", None)
         self.blocks = kept
         if prune_norm:
             self.norm = nn.Identity()

@@ -129,17 +129,15 @@ def inherited_attention(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """An attention's weights with queries, keys and values as one projection ``qkv``."""
     taken = dict(weights)
     if "q_proj.weight" in taken:
-        kinds = {kind: [taken.pop(f"{p}_proj.{kind}", None) for p in "qkv"] for kind in _KINDS}
-        taken["qkv.weight"] = torch.cat(kinds["weight"])
-        q, k, v = kinds["bias"]
+        weight, (q, k, v) = (
+            [taken.pop(f"{p}_proj.{kind}", None) for p in "qkv"] for kind in ("weight", "bias")
+        )
+        taken["qkv.weight"] = torch.cat(weight)
     else:
         q, k, v = taken.pop("q_bias", None), None, taken.pop("v_bias", None)
     if q is not None:
         taken["qkv.bias"] = torch.cat((q, torch.zeros_like(q) if k is None else k, v))
     return taken
-
-
-_KINDS = ("weight", "bias")
 
 
 def inherited_weights(

@@ -203,20 +203,11 @@ class VRWKV(PlainBackbone):
     mean of the tokens and a linear head. Cost and memory are linear in the number of tokens.
 
     Args:
-        img_size: image height and width in pixels, one number for both.
-        patch_size: patch side in pixels.
-        in_chans: image channels.
-        num_classes: logits; 0 for the pooled feature itself.
+        img_size, patch_size, in_chans, num_classes, depth, dynamic_img_size, dynamic_img_pad,
+            drop_rate, drop_path_rate, patch_drop_rate: see :class:`vision_ttt.models.Vittt`.
         embed_dim: D, a multiple of 4.
-        depth: number of blocks.
         post_norm, init_scale: of the blocks.
         global_pool: "avg" (published) or "max_norm"; "" applies the head to each token.
-        dynamic_img_size: accept any image size; the position embedding is interpolated to it.
-        dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
-        drop_rate: dropout before the head.
-        drop_path_rate: stochastic depth of the last block, rising linearly from 0.
-        patch_drop_rate: share of the tokens left out in training; see
-            :meth:`vision_ttt.models.plain_backbone.PlainBackbone.forward_features`.
 
     Initialisation, the release's: projections and head normal with standard deviation 0.02,
     positions zero, patches PyTorch's default, norms the identity, and what :class:`SpatialMix`

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._learner_dual import checkpoint_interval, with_batch
+from vision_ttt.ops._learner_dual import checkpoint_interval, summed, with_batch
 from vision_ttt.ops._native import contiguous_last, mirrors, pointer, run_kernel
 from vision_ttt.ops._registration import Backend
 
@@ -108,14 +108,19 @@ class _OpenMiniBatch(ctypes.Structure):
     )
 
 
-def refusal(inputs: Any) -> str | None:
-    """The reason why the kernels do not support a learner's inputs, or None if they do."""
-    q, mini_batch_size = inputs.q, inputs.mini_batch_size
-    if q.shape[-1] not in DIMENSIONS:
-        return f"head dimension {q.shape[-1]} is not one of {DIMENSIONS}"
+def unsuited(dim: int, mini_batch_size: int) -> str | None:
+    """The reason why the kernels do not support these sizes, or None if they do."""
+    if dim not in DIMENSIONS:
+        return f"head dimension {dim} is not one of {DIMENSIONS}"
     if mini_batch_size > LARGEST_MINI_BATCH:
         return f"mini_batch_size {mini_batch_size} is over {LARGEST_MINI_BATCH}"
-    return _native.refusal(q, dtypes=DTYPES, may_be_empty=True)
+    return None
+
+
+def refusal(inputs: Any) -> str | None:
+    """The reason why the kernels do not support a learner's inputs, or None if they do."""
+    reason = unsuited(inputs.q.shape[-1], inputs.mini_batch_size)
+    return reason or _native.refusal(inputs.q, dtypes=DTYPES, may_be_empty=True)
 
 
 _NO_CONVOLUTIONS = (0, 0, 0, 0)
@@ -290,21 +295,11 @@ def _backward(inputs: Any, *grads_and_kept: Tensor) -> tuple[Tensor, ...]:
     views = tuple(q.new_empty(q.shape) for _ in range(3))
     shares = call.backward(grads_and_kept[:-states], grads_and_kept[-states:], views)
     tensors = inputs[3:-3]  # all but the views
-    return *views, *(add_shares(*pair, q) for pair in zip(shares, tensors, strict=True))
+    return *views, *(summed(*pair, q) for pair in zip(shares, tensors, strict=True))
 
 
 BACKEND = Backend(_forward, _backward, refusal, _inference)
 """Arguments and results are those of :mod:`vision_ttt.ops._learner_dual`."""
-
-
-def add_shares(share: Tensor | None, like: Tensor | None, q: Tensor) -> Tensor:
-    """Sum the gradient shares of heads and images to the shape of ``like``; empty for None."""
-    # Every head writes its own share. PyTorch sums the shares in a fixed order.
-    if share is None or like is None:
-        return q.new_empty(0)
-    single = share.numel() == like.numel()
-    total = share.view(like.shape) if single else share.sum_to_size(like.shape).contiguous()
-    return total.to(like.dtype)
 
 
 def _plain(x: Tensor) -> Tensor:

@@ -316,15 +316,16 @@ def learner_dual_backward(inputs: Any, grad_o: Tensor, *grads_and_kept: Tensor) 
                 put(grad, piece.to(grad.dtype), start, stop, reverse_heads)
 
     found = (*(x for dw, db in dstate for x in (dw, db.squeeze(2))), dweight, dbias, dscale)
-    return (
-        *(dq, dk, dv, deta),
-        *(
-            q.new_empty(0)
-            if like is None
-            else grad.sum_to_size(like.shape).to(like.dtype).contiguous()
-            for grad, like in zip(found, inputs[4:-3], strict=True)
-        ),
-    )
+    return dq, dk, dv, deta, *(summed(*pair, q) for pair in zip(found, inputs[4:-3], strict=True))
+
+
+def summed(share: Tensor | None, like: Tensor | None, q: Tensor) -> Tensor:
+    """A gradient's shares, summed to the shape of ``like`` in a fixed order; empty for None."""
+    if share is None or like is None:
+        return q.new_empty(0)
+    single = share.numel() == like.numel()
+    total = share.reshape(like.shape) if single else share.sum_to_size(like.shape)
+    return total.to(like.dtype).contiguous()
 
 
 BACKEND = Backend(learner_dual, learner_dual_backward, lambda inputs: None)

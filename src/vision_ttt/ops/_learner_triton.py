@@ -74,13 +74,6 @@ class LearnerCall:
         return [self.empty(*lead, *shape) for shape in self.state_shapes]
 
 
-def summed(share: Tensor | None, like: Tensor | None, q: Tensor) -> Tensor:
-    """A gradient's shares summed to the shape of ``like``; empty for None."""
-    if share is None or like is None:
-        return q.new_empty(0)
-    return share.sum_to_size(like.shape).to(like.dtype).contiguous()
-
-
 def of_positions(x: Tensor, last: Tensor, mini_batch_size: int, reverse_heads: int) -> Tensor:
     """Sum the shares of tokens [B, T, H] and of mini-batches [B, H, M] to [B, H, positions]."""
     length = x.shape[1]

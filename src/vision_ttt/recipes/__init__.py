@@ -205,8 +205,9 @@ def resolve_stages(
         return {"": resolve(_overridden(sections, changes))}
     from vision_ttt.engine.checkpoint import WEIGHTS_FILE  # with PyTorch
 
-    own = {"output": f"runs/{recipe}", **sections.get("run", {}), **changes.get("run", {})}
-    output = Path(str(own["output"]))
+    default = Path("runs", Path(recipe).name.removesuffix(".yaml"))
+    own = {**sections.get("run", {}), **changes.get("run", {})}
+    output = Path(str(own.get("output", default)))
     runs: dict[str, TrainConfig] = {}
     start: dict[str, Any] = {}
     for name, fields in values[STAGES].items():
@@ -281,7 +282,8 @@ def _checked(
         raise ConfigError(f"{place}: {STAGES} must map names to sections")
     checked[STAGES] = {}
     for name, fields in stages.items():
-        if not isinstance(name, str) or Path(name).name != name:  # it names a sub-folder
+        # It names a sub-folder.
+        if not isinstance(name, str) or name in ("", "..") or Path(name).name != name:
             raise ConfigError(f"{place}: {name!r} cannot be the name of a stage")
         stage = f"{place}, stage {name},"
         if not isinstance(fields, dict):

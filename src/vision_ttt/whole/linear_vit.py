@@ -195,9 +195,6 @@ _INNER = {SwiGLUInner: _SwiGLU, ViT3Inner: _ViT3}
 class _Statistics(Sweep):
     writes = None
 
-    def __init__(self, block: BandedLinear, descending: bool) -> None:
-        self.block, self.descending = block, descending
-
     def run(self, band: BandTokens, state: Tensor | None) -> tuple[None, Tensor]:
         x, extra = self.block.normalised(band)
         k = self.block.key(torch.cat((band.own(x), extra), dim=1)).double()[0]
@@ -207,9 +204,6 @@ class _Statistics(Sweep):
 
 class _Learn(Sweep):
     writes = None
-
-    def __init__(self, block: BandedLinear, descending: bool) -> None:
-        self.block, self.descending = block, descending
 
     def run(self, band: BandTokens, state: Tensor | None) -> tuple[None, Tensor]:
         inner = self.block.inner
@@ -222,9 +216,6 @@ class _Learn(Sweep):
 class _Apply(Sweep):
     writes = TOKENS
     goes_on = True
-
-    def __init__(self, block: BandedLinear, descending: bool) -> None:
-        self.block, self.descending = block, descending
 
     def run(self, band: BandTokens, state: Tensor) -> tuple[Tensor, Tensor]:
         inner = self.block.inner

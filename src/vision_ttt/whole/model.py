@@ -129,7 +129,7 @@ class WholePictures:
                     raise WholePictureError(
                         f"blocks.{index} has no form in bands: {unsupported}"
                     ) from unsupported
-        self._digest = _digest(model)
+        self._digest = None if self.scratch is None else _digest(model)
         self._weights = 4 * sum(x.numel() for x in model.parameters())
 
     def plan(self, picture: Sequence[int] | Tensor | Picture) -> Plan:

@@ -35,11 +35,6 @@ def rows_digest(read: Callable[[int], np.ndarray], rows: Iterable[int]) -> str:
     return found.hexdigest()
 
 
-def sampled_digest(read: Callable[[int], np.ndarray], height: int) -> str:
-    """SHA-256 of up to 64 rows at equal distances; see :func:`rows_digest`."""
-    return rows_digest(read, np.unique(np.linspace(0, height - 1, _SAMPLED).astype(int)).tolist())
-
-
 def file_identity(path: Path) -> str:
     """A file's path, its size and the time of its last change."""
     status = path.stat()
@@ -184,7 +179,8 @@ class ArrayPicture:
         mapped = _map_of(self.pixels)
         if mapped is None:
             return rows_digest(self.pixels.__getitem__, range(self.height))
-        some = sampled_digest(self.pixels.__getitem__, self.height)
+        rows = np.unique(np.linspace(0, self.height - 1, _SAMPLED).astype(int)).tolist()
+        some = rows_digest(self.pixels.__getitem__, rows)
         # A map of an open file that has no name has none either.
         return some if mapped.filename is None else f"{file_identity(Path(mapped.filename))} {some}"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -126,8 +126,8 @@ def reader_of(path: Path, reader: str | None = None, *, raster: bool = False) ->
 def _array(path: Path, normalisation: Normalisation) -> ArrayPicture:
     check_regular(path)
     try:
-        pixels: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        pixels = np.lib.format.open_memmap(path, mode="r")
+    except ValueError as error:
         raise WholePictureError(f"{path} is no array of numbers: {error}") from error
     try:
         return ArrayPicture(pixels, normalisation)

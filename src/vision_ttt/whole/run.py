@@ -97,7 +97,7 @@ class Run:
         if self.progress.sweep == 0:
             for band in self.bands[self.progress.bands :]:
                 self._embed(picture, band)
-                self._done(len(self.steps) + 1)
+                self._done()
         for index in range(self.progress.sweep - 1, len(self.steps)):
             self._sweep(*self.steps[index])
 
@@ -139,7 +139,7 @@ class Run:
             if kept and state is not None:
                 tensors["state"] = state.contiguous()
             self.progress.tensors = tensors
-            self._done(len(self.steps) + 1)
+            self._done()
 
     @torch.no_grad()
     def _step(self, index: int, sweep: Sweep, band: Band, state: Tensor | None) -> Tensor | None:
@@ -150,7 +150,7 @@ class Run:
         base = self._base(index)
         read = self._read(TOKENS, base, band.first - above, band.last + below, self.dim).float()
         side = None
-        if block.side_width and sweep.writes == TOKENS and len(self._of_block(index)) > 1:
+        if block.side_width and sweep.writes == TOKENS:
             side = self._read(SIDE, 0, band.first, band.last, block.side_width)
         given = BandTokens(
             *(read, above, below, width, tensors["extra"][:, band.extra], band.places),
@@ -170,9 +170,6 @@ class Run:
             )
         return state
 
-    def _of_block(self, index: int) -> list[Sweep]:
-        return [sweep for block, sweep in self.steps if block == index]
-
     def _read(self, name: str, base: int, first: int, last: int, width: int) -> Tensor:
         rows = self.stores[name].read(base + first, base + last)
         return rows.view(1, (last - first) * self.grid[1], width)
@@ -184,7 +181,7 @@ class Run:
             sums = self.progress.sums.setdefault(name, [0] * len(self.bands))
             sums[self.bands.index(band)] = checksum(raw)
 
-    def _done(self, sweeps: int) -> None:
+    def _done(self) -> None:
         """Count a band, write the record and report."""
         progress, count = self.progress, len(self.bands)
         progress.bands += 1
@@ -192,7 +189,7 @@ class Run:
             progress.sweep, progress.bands = progress.sweep + 1, 0
         if self.scratch is not None:
             self.scratch.write()
-        self.report(progress.sweep * count + progress.bands, sweeps * count)
+        self.report(progress.sweep * count + progress.bands, (len(self.steps) + 1) * count)
 
     def _check_stored(self) -> None:
         """Compare what is stored with the record's checksums.
@@ -204,7 +201,7 @@ class Run:
             return
         for name, band, base in self._stored():
             store, sums = self.stores[name], self.progress.sums.get(name, [])
-            found = store.sum(base + band.first, base + band.last)
+            found = checksum(store.read(base + band.first, base + band.last))
             index = self.bands.index(band)
             if len(sums) != len(self.bands) or sums[index] != found:
                 raise WholePictureError(
@@ -224,7 +221,7 @@ class Run:
         if sweep.writes == TOKENS:
             found = [(TOKENS, band, self._base(index + 1)) for band in order[:done]]
             found += [(TOKENS, band, self._base(index)) for band in order[done:]]
-            if self.blocks[index].side_width and len(self._of_block(index)) > 1:
+            if self.blocks[index].side_width:
                 found += [(SIDE, band, 0) for band in order[done:]]
             return found
         found = [(TOKENS, band, self._base(index)) for band in order]

@@ -38,10 +38,6 @@ class Store(ABC):
         self._put(first, raw)
         return raw
 
-    def sum(self, first: int, last: int) -> int:
-        """The checksum of rows."""
-        return checksum(self.read(first, last))
-
     @abstractmethod
     def _put(self, first: int, raw: Tensor) -> None: ...
 

@@ -18,11 +18,13 @@ TOKENS, SIDE = "tokens", "side"
 class Sweep(ABC):
     """One pass over all bands, from the first or from the last, with a state carried along."""
 
-    descending: bool
     writes: str | None
     """TOKENS or SIDE; None if the sweep writes only its state."""
     goes_on: bool = False
     """Whether it begins with the final state of the previous sweep of the block."""
+
+    def __init__(self, block: BandedBlock, descending: bool) -> None:
+        self.block, self.descending = block, descending
 
     @abstractmethod
     def run(self, band: BandTokens, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -70,9 +72,6 @@ class Copy(Sweep):
     """Write as tokens what the previous sweep has stored."""
 
     writes = TOKENS
-
-    def __init__(self, *, descending: bool) -> None:
-        self.descending = descending
 
     def run(self, band: BandTokens, state: None) -> tuple[Tensor, None]:
         """See :class:`Sweep`."""

@@ -61,9 +61,6 @@ class BandedViT3(BandedBlock):
 class _Learn(Sweep):
     writes = None
 
-    def __init__(self, block: BandedViT3, descending: bool) -> None:
-        self.block, self.descending = block, descending
-
     def run(self, band: BandTokens, state: Tensor | None) -> tuple[None, Tensor]:
         sums = self.block.run(band, None)
         return None, sums if state is None else state + sums
@@ -72,9 +69,6 @@ class _Learn(Sweep):
 class _Apply(Sweep):
     writes = TOKENS
     goes_on = True
-
-    def __init__(self, block: BandedViT3, descending: bool) -> None:
-        self.block, self.descending = block, descending
 
     def run(self, band: BandTokens, state: Tensor) -> tuple[Tensor, Tensor]:
         return self.block.run(band, state), state

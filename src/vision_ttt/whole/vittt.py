@@ -56,7 +56,7 @@ class BandedVittt(BandedBlock):
             self._sweeps = [_Scan(self, block, dtype, sizes, reverse=0, merges=1)]
         if not both and descending:
             self._sweeps[0].writes = SIDE
-            self._sweeps.append(Copy(descending=True))
+            self._sweeps.append(Copy(self, True))
 
     def sweeps(self) -> Sequence[Sweep]:
         """See :class:`BandedBlock`."""

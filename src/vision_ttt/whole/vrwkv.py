@@ -116,9 +116,6 @@ class BandedSpatialMix(_BandedMix):
 class _LargestKeys(Sweep):
     writes = None
 
-    def __init__(self, block: BandedSpatialMix, descending: bool) -> None:
-        self.block, self.descending = block, descending
-
     def run(self, band: BandTokens, state: Tensor | None) -> tuple[None, Tensor]:
         block = self.block
         largest = block.keys(*block.views(band, block.first(band.tokens))).amax(1)[0]

@@ -11,7 +11,7 @@ import torch
 
 from studies.letters import RECIPE
 from studies.letters.dataset import LetterImages, open_letters
-from studies.sweeps import SWEEPS, lengths, linearize, linearize_letters
+from studies.sweeps import SWEEPS, lengths, linearize, linearize_letters, paces
 from studies.sweeps.definition import GivenSeconds
 from studies.sweeps.extrapolation import LARGEST, balanced, measure_larger
 from studies.sweeps.lengths import LENGTHS_FILE, lengths_by_pace, of_updates
@@ -156,7 +156,7 @@ def test_evaluations_stay_as_many():
     assert -(-300 // changed.run.evaluate_every) == EVALUATIONS
 
 
-def test_paces_are_those_of_updates(tmp_path):
+def test_paces_are_those_of_updates(tmp_path, monkeypatch):
     small = {"side": 64, "train_images": 8, "test_images": 1, "glyph": 16}
     sizes = dict.fromkeys(("data.crop_size", "data.shorter_side", "data.test_shorter_side"), 64)
     common = {
@@ -170,8 +170,11 @@ def test_paces_are_those_of_updates(tmp_path):
         for depth in (1, 8)
     }
     threads = torch.get_num_threads()
-    paces = measure_paces(runs, repeats=1)
-    assert 0 < 2 * paces["1 blocks"] < paces["8 blocks"]
+    kept = []
+    monkeypatch.setattr(paces, "keep_freed_memory", lambda: kept.append(True))
+    seconds = measure_paces(runs, repeats=1)
+    assert bool(kept) is not torch.accelerator.is_available()  # as training does
+    assert 0 < 2 * seconds["1 blocks"] < seconds["8 blocks"]
     assert torch.get_num_threads() == threads
     assert not (tmp_path / "run").exists()
 

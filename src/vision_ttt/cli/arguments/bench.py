@@ -6,18 +6,8 @@ from typing import Literal
 
 import jsonargparse
 
-from vision_ttt.bench.names import (
-    DEPLOYED,
-    OPS,
-    RUNTIMES,
-    TINY,
-    TRAINED,
-)
-from vision_ttt.cli.checks import (
-    LARGEST_BATCH,
-    check_range,
-    check_renewed_file,
-)
+from vision_ttt.bench.names import DEPLOYED, OPS, RUNTIMES, TINY, TRAINED
+from vision_ttt.cli.checks import LARGEST_BATCH, check_range, check_renewed_file
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.errors import UserError, shortened
 
@@ -169,8 +159,9 @@ def add_model_arguments(parser: CommandParser, what: str) -> None:
         runtimes = "; ".join(f"{name} ({summary})" for name, summary in RUNTIMES.items())
         names += (
             " NAME:RUNTIME is the model as one deploys it on a CPU, computing in --dtype, compared"
-            f" with its modules before it is timed; RUNTIME is one of: {runtimes}. The last two"
-            " require pip install 'vision-ttt[bench]'; missing ones are named and left out."
+            f" with its modules before it is timed; RUNTIME is one of: {runtimes}. The last four"
+            " require pip install 'vision-ttt[bench]', and those with this package's kernels make"
+            " openvino or make onnxruntime in a checkout, too; missing ones are named and left out."
         )
         default += f"; on cpu also {', '.join(DEPLOYED)}"
     else:

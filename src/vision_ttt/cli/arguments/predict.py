@@ -1,6 +1,6 @@
 """The arguments of `vision-ttt predict`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -77,10 +77,7 @@ class _WholeFlags:
     """also write a small .png of the mask to this path"""
 
 
-_OF_WHOLE = (
-    *("memory", "scratch", "storage", "preview", "reader", "bands", "level", "mpp", "largest"),
-    *("features", "feature_dtype"),
-)
+_OF_WHOLE = (*(field.name for field in fields(_WholeFlags) if field.name != "whole"), "bands")
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -157,6 +154,8 @@ def _check_whole(arguments: jsonargparse.Namespace) -> None:
             raise UserError(
                 f"the features {features} already exist; name another folder, or give --overwrite"
             )
+    elif arguments.feature_dtype is not None:
+        raise UserError(f"--feature-dtype is {arguments.feature_dtype}; it is for --features")
     for name, given, suffixes in (
         ("the output", arguments.output, (".tif", ".tiff")),
         ("the preview", arguments.preview, (".png",)),

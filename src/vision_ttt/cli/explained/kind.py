@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vision_ttt.engine.checkpoint import ModelMetadata
-from vision_ttt.layers import InnerLearner
+from vision_ttt.layers import InnerLearner, ViT3TTT
+from vision_ttt.layers.attention_inner import ViT3Inner
 from vision_ttt.tasks.images.backbones import ImageBackbone
 
 PAGE = 8
@@ -79,9 +80,12 @@ class Kind(ABC):
 
 def head_names(subject: Subject, count: int) -> list[str]:
     """Names of a model's heads: by direction where it has two; the last one of ViT³ is its conv."""
-    learners = [x for x in subject.backbone.model.modules() if isinstance(x, InnerLearner)]
+    modules = list(subject.backbone.model.modules())
+    learners = [x for x in modules if isinstance(x, InnerLearner)]
     if not learners:
-        return [f"head {index}" for index in range(1, count)] + ["conv"]
+        names = [f"head {index + 1}" for index in range(count)]
+        convolves = any(isinstance(x, (ViT3TTT, ViT3Inner)) for x in modules)
+        return [*names[:-1], "conv"] if convolves else names
     forward = learners[-1].num_heads
     return [
         f"→ head {index + 1}" if index < forward else f"← head {index - forward + 1}"

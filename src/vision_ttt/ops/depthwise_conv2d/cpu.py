@@ -39,27 +39,20 @@ def refusal(inputs: Inputs) -> str | None:
     return _native.no_vectors(inputs.x.shape[-1]) or _native.refusal(inputs.x, inputs.weight)
 
 
-def _describe(
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor | None,
-    kernel: int,
-    grid: Sequence[int],
-) -> tuple[int, ...]:
-    """The fields of ``Conv2d``, for x and y [B, T, C].
-
-    The gradient of the weight needs no weight.
-    """
+def _problem(
+    x: Tensor, y: Tensor, weight: Tensor | None, kernel: int, grid: Sequence[int]
+) -> bytes:
+    """A call on x and y [B, T, C]; the gradient of the weight needs no weight."""
     batch, _, channels = x.shape
     sizes = batch, *grid, channels, kernel, torch.get_num_threads()
-    return *sequence(x), *sequence(y), pointer(weight), *sizes
+    return _Conv2d.pack(*sequence(x), *sequence(y), pointer(weight), *sizes)
 
 
 def correlate(x: Tensor, y: Tensor, kernel: int, grid: Sequence[int]) -> Tensor:
     """The gradient of the weight [C, 1, K, K], given the gradient y [B, T, C] of the output."""
     x, y = contiguous_last(x), contiguous_last(y)
     taps = x.new_empty(kernel * kernel, x.shape[-1])
-    problem = _Conv2d.pack(*_describe(x, y, None, kernel, grid))
+    problem = _problem(x, y, None, kernel, grid)
     LIBRARY.vision_ttt_conv2d_weight(problem, c_void_p(taps.data_ptr()))
     return taps.t().contiguous().view(-1, 1, kernel, kernel)
 
@@ -67,8 +60,7 @@ def correlate(x: Tensor, y: Tensor, kernel: int, grid: Sequence[int]) -> Tensor:
 def _forward(inputs: Inputs) -> Tensor:
     x, weight = contiguous_last(inputs.x), inputs.weight.contiguous()
     y = x.new_empty(x.shape)
-    fields = _describe(x, y, weight, weight.shape[-1], inputs.grid())
-    run_kernel("vision_ttt_conv2d", _Conv2d.pack(*fields))
+    run_kernel("vision_ttt_conv2d", _problem(x, y, weight, weight.shape[-1], inputs.grid()))
     return y
 
 
@@ -79,8 +71,7 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
     # ∂x is the convolution of the gradient with the kernel mirrored in both axes.
     mirrored = weight.flip(-2, -1).contiguous()
     dx = x.new_empty(x.shape)
-    fields = _describe(grad, dx, mirrored, kernel, inputs.grid())
-    run_kernel("vision_ttt_conv2d", _Conv2d.pack(*fields))
+    run_kernel("vision_ttt_conv2d", _problem(grad, dx, mirrored, kernel, inputs.grid()))
     return dx, correlate(x, grad, kernel, inputs.grid())
 
 

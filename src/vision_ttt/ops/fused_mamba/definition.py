@@ -10,17 +10,17 @@ from torch import Tensor
 
 from vision_ttt.ops.directional_conv1d import contract as convolution
 from vision_ttt.ops.directional_conv1d.definition import directional_conv1d_definition
-from vision_ttt.ops.directional_conv1d.op import directional_conv1d
+from vision_ttt.ops.directional_conv1d.op import OP as CONVOLUTION
 from vision_ttt.ops.fused_mamba.contract import Inputs
 from vision_ttt.ops.selective_scan import contract as recurrence
 from vision_ttt.ops.selective_scan.definition import selective_scan_definition
-from vision_ttt.ops.selective_scan.op import selective_scan
+from vision_ttt.ops.selective_scan.op import OP as RECURRENCE
 
 
 def _compose(
     x: Inputs,
     convolve: Callable[[convolution.Inputs], Tensor],
-    scan: Callable[[recurrence.Inputs], Tensor],
+    scan: Callable[[recurrence.Inputs], tuple[Tensor, Tensor]],
 ) -> Tensor:
     inner = x.inner()
     tokens, z = x.projected.chunk(2, dim=-1)  # [B, T, E]
@@ -30,7 +30,7 @@ def _compose(
     small = torch.einsum("btge,goe->btgo", u.unflatten(-1, (2, inner)), x.x_proj)
     r, b, c = small.split_with_sizes(list(x.widths()), dim=-1)
     delta = torch.einsum("btgr,ger->btge", r, x.dt_proj).flatten(2)
-    y = scan(
+    y, _ = scan(
         recurrence.Inputs(u, delta, x.A, b, c, x.D, None, x.dt_bias, None, True, inner)
     )  # [B, T, 2 E]
     forward, backward = y.chunk(2, dim=-1)
@@ -39,17 +39,9 @@ def _compose(
 
 def fused_mamba_definition(x: Inputs) -> Tensor:
     """See :func:`vision_ttt.ops.fused_mamba.fused_mamba`."""
-    return _compose(
-        x, directional_conv1d_definition, lambda inputs: selective_scan_definition(inputs)[0]
-    )
+    return _compose(x, directional_conv1d_definition, selective_scan_definition)
 
 
 def fused_mamba_composition(x: Inputs) -> Tensor:
     """The same by other ops, each with backends of its own."""
-    return _compose(x, lambda inputs: directional_conv1d(*inputs), _scan)
-
-
-def _scan(x: recurrence.Inputs) -> Tensor:
-    return selective_scan(
-        *x[:8], delta_softplus=x.delta_softplus, reverse_channels=x.reverse_channels
-    )
+    return _compose(x, CONVOLUTION, RECURRENCE)

@@ -9,7 +9,6 @@ from torch import Tensor
 from vision_ttt.ops import _triton
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.directional_conv1d import triton_backend as convolution
-from vision_ttt.ops.fused_mamba.contract import Inputs
 from vision_ttt.ops.fused_mamba.recomputing import Parts, recomputing
 from vision_ttt.ops.linear import contract as product
 from vision_ttt.ops.selective_scan import triton_backend as recurrence
@@ -26,22 +25,13 @@ def _multiply_backward(inputs: product.Inputs, grad: Tensor) -> tuple[Tensor, Te
     return grad @ weight.to(grad.dtype), dweight.to(weight.dtype), grad.new_empty(0)
 
 
-def _silu_backward(x: Tensor, grad: Tensor) -> Tensor:
-    return torch.ops.aten.silu_backward(grad, x)
-
-
-def _refusal(x: Inputs) -> str | None:
-    """The reason why the kernels do not support the inputs, or None if they do."""
-    return _triton.refusal(*x)
-
-
 BACKEND = recomputing(
     Parts(
         convolution.BACKEND,
         recurrence.BACKEND,
         Backend(_multiply, _multiply_backward, lambda inputs: None),
         F.silu,
-        _silu_backward,
+        lambda x, grad: torch.ops.aten.silu_backward(grad, x),
     ),
-    _refusal,
+    lambda inputs: _triton.refusal(*inputs),
 )

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._learner_cpu import DIMENSIONS, LARGEST_MINI_BATCH, LearnerCall, add_shares
+from vision_ttt.ops._learner_cpu import LearnerCall, unsuited
+from vision_ttt.ops._learner_dual import summed
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.fused_ttt_linear.contract import Inputs
 from vision_ttt.ops.gated_norm import contract as merge
@@ -19,14 +20,10 @@ from vision_ttt.ops.ttt_linear import contract as learner
 
 def refusal(x: Inputs) -> str | None:
     """The reason why the kernels do not support the inputs, or None if they do."""
-    dim, channels = x.w0.shape[1], x.post_weight.shape[1]
-    if dim not in DIMENSIONS:
-        return f"head dimension {dim} is not one of {DIMENSIONS}"
-    if x.mini_batch_size > LARGEST_MINI_BATCH:
-        return f"mini_batch_size {x.mini_batch_size} is over {LARGEST_MINI_BATCH}"
+    sizes = unsuited(x.w0.shape[1], x.mini_batch_size) or _native.no_vectors(x.post_weight.shape[1])
     # The other tensors are copied to float32.
     as_they_are = x.projected, *x[2:6], x.post_weight, x.post_bias
-    return _native.no_vectors(channels) or _native.refusal(*as_they_are)
+    return sizes or _native.refusal(*as_they_are)
 
 
 class _Columns(NamedTuple):
@@ -87,7 +84,7 @@ def _backward(
     # Neighbouring heads share a row of the position scale, so its gradient is their sum.
     shares[5] = shares[5].unflatten(1, (len(x.position_scale), -1)).sum(2)
     likes = x[1:2] + x[6:11]
-    dlogits, *dparameters = (add_shares(*pair, grad) for pair in zip(shares, likes, strict=True))
+    dlogits, *dparameters = (summed(*pair, grad) for pair in zip(shares, likes, strict=True))
     dconvolutions = (part for taps in (dtaps_q, dtaps_k) for part in _weight_and_bias(taps))
     return dprojected, dlogits, *dconvolutions, *dparameters, dpost_weight, dpost_bias
 

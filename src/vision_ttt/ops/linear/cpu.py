@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._native import mirrors, run_kernel
+from vision_ttt.ops._native import mirrors, pointer, run_kernel
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.linear.contract import Inputs
 
@@ -32,12 +32,8 @@ def _solve(kernel: str, inputs: Inputs, grad: Tensor | None, *results: Tensor | 
     """Run a kernel on contiguous tensors."""
     x, weight, _ = inputs
     columns, inner = weight.shape
-    tensors = (*inputs, grad, *results)
-    problem = _Linear(
-        *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
-        *(x.numel() // inner, inner, columns, torch.get_num_threads()),
-    )
-    run_kernel(kernel, problem)
+    sizes = x.numel() // inner, inner, columns, torch.get_num_threads()
+    run_kernel(kernel, _Linear.pack(*map(pointer, (*inputs, grad, *results)), *sizes))
 
 
 def _contiguous(inputs: Inputs) -> Inputs:

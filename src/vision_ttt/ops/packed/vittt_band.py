@@ -156,10 +156,6 @@ def packed_vittt_band_definition(inputs: Inputs) -> tuple[Tensor, Tensor]:
     return _compose(inputs, define)
 
 
-def _composition(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    return _compose(inputs, run_op)
-
-
 def _compose(inputs: Inputs, run: Run) -> tuple[Tensor, Tensor]:
     y, weights, state, side, _, floats = inputs
     this, dim = _Call.of(inputs), y.shape[-1]
@@ -245,7 +241,7 @@ OP = Op(
     schema="(Tensor y, Tensor weights, Tensor state, Tensor? side, SymInt[] ints, float[] floats)"
     " -> (Tensor, Tensor)",
     results=2,
-    composition=_composition,
+    composition=lambda inputs: _compose(inputs, run_op),
     flops=_flops,
 )
 

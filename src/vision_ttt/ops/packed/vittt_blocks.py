@@ -13,12 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vision_ttt.ops._contract import Real, Whole
-from vision_ttt.ops._learner_cpu import (
-    DIMENSIONS,
-    LARGEST_MINI_BATCH,
-    _Convolution,
-    _State,
-)
+from vision_ttt.ops._learner_cpu import _Convolution, _State, unsuited
 from vision_ttt.ops._native import mirrors, no_vectors
 from vision_ttt.ops._op import Backend, Op
 from vision_ttt.ops._table import TABLE
@@ -119,11 +114,8 @@ def derive(s: Mapping[str, int], scans: int | None = None) -> dict[str, int]:
 
 def refuse(s: Mapping[str, int]) -> str | None:
     """The reason why the kernels do not support a block of these sizes, or None if they do."""
-    if s["d"] not in DIMENSIONS:
-        return f"head dimension {s['d']} is not one of {DIMENSIONS}"
-    if s["mini_batch_size"] > LARGEST_MINI_BATCH:
-        return f"mini_batch_size {s['mini_batch_size']} is over {LARGEST_MINI_BATCH}"
-    return no_vectors(s["dim"]) or no_vectors(s["hidden"])
+    reason = unsuited(s["d"], s["mini_batch_size"])
+    return reason or no_vectors(s["dim"]) or no_vectors(s["hidden"])
 
 
 def _check_grid(values: Mapping[str, Any], s: Mapping[str, int]) -> None:

@@ -51,10 +51,7 @@ _TENSORS = (
     "Tensor? delta_bias, Tensor? initial_state"
 )
 _OPTIONS = "bool delta_softplus, SymInt reverse_channels"
-_GRADIENTS = ", ".join(
-    f"Tensor d{name}"
-    for name in ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
-)
+_GRADIENTS = _TENSORS.replace("?", "").replace("Tensor ", "Tensor d")
 OP = Op(
     "selective_scan",
     Inputs,

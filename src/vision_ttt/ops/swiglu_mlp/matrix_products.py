@@ -20,12 +20,12 @@ TOKENS_AT_ONCE = 1024
 """Tokens of a chunk on a CPU."""
 
 
-def _parts(x: Tensor) -> Iterator[slice]:
-    """Yield the chunks of rows of x [N, D]."""
-    rows = x.shape[0]
-    size = TOKENS_AT_ONCE if x.is_cpu else max(rows, 1)
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
+def parts(x: Tensor, axis: int = 0) -> Iterator[slice]:
+    """Yield the chunks of x's tokens along an axis."""
+    length = x.shape[axis]
+    size = TOKENS_AT_ONCE if x.is_cpu else max(length, 1)
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def _forward(inputs: Inputs) -> Tensor:
     x, up, down = inputs[:3]
     tokens = _rows(x)
     out = x.new_empty(tokens.shape[0], down.shape[0])
-    for part in _parts(tokens):
+    for part in parts(tokens):
         torch.mm(swiglu(_normed(tokens[part], inputs) @ up.t()), down.t(), out=out[part])
         if inputs.residual:
             out[part] += tokens[part]
@@ -58,7 +58,7 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, ...]:
     dup, ddown, *dnorm = (
         x.new_empty(0) if w is None else w.new_zeros(w.shape, dtype=precision) for w in inputs[1:5]
     )
-    for part in _parts(tokens):
+    for part in parts(tokens):
         normed = _normed(tokens[part], inputs)
         hidden = normed @ up.t()  # [n, 2 H]
         ddown += grads[part].t() @ swiglu(hidden)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops.swiglu import swiglu
-from vision_ttt.ops.swiglu_mlp.matrix_products import swiglu_backward
+from vision_ttt.ops.swiglu_mlp.matrix_products import parts, swiglu_backward
 from vision_ttt.ops.swiglu_ttt.contract import CONTRACT, Inputs
-from vision_ttt.ops.swiglu_ttt.matrix_products import by_shared, heads_of, initial, parts
+from vision_ttt.ops.swiglu_ttt.matrix_products import by_shared, heads_of, initial
 from vision_ttt.ops.vit3_ttt.descent import without_autocast
 
 
@@ -34,7 +34,7 @@ def swiglu_ttt_gradient_norms(k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, w3: 
     with without_autocast(k):
         up, down = initial(inputs)
         norms = []
-        for part in parts(k):
+        for part in parts(k, 1):
             keys, values = heads_of(k, part), heads_of(v, part)
             z = by_shared(keys, up)
             gradient = swiglu_backward(by_shared(values, down.mT), z)

@@ -7,31 +7,18 @@ gate and the value are one, [W₁ W₂]: ``up`` [H, d, 2 d]; W₃ is ``down`` [H
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.swiglu import swiglu
-from vision_ttt.ops.swiglu_mlp.matrix_products import swiglu_backward
+from vision_ttt.ops.swiglu_mlp.matrix_products import parts, swiglu_backward
 from vision_ttt.ops.swiglu_ttt.contract import Inputs
-
-TOKENS_AT_ONCE = 1024
-"""Tokens of a chunk on a CPU."""
 
 
 def _precision(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
-
-
-def parts(x: Tensor) -> Iterator[slice]:
-    """Yield the chunks of the tokens of x [B, T, H, d]."""
-    length = x.shape[1]
-    size = TOKENS_AT_ONCE if x.is_cpu else length
-    for start in range(0, length, size):
-        yield slice(start, min(start + size, length))
 
 
 def heads_of(x: Tensor, part: slice) -> Tensor:
@@ -67,7 +54,7 @@ def _step(inputs: Inputs, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 def ascent(k: Tensor, v: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """The sums Σ_t ∂⟨f(k_t), v_t⟩/∂W for ``up`` [H, B, d, 2 d] and ``down`` [H, B, d, d]."""
     of_up, of_down = (w.new_zeros(len(w), len(k), *w.shape[1:]) for w in (up, down))
-    for part in parts(k):
+    for part in parts(k, 1):
         keys, values = heads_of(k, part), heads_of(v, part)
         z = by_shared(keys, up)
         of_up += keys.mT @ swiglu_backward(by_shared(values, down.mT), z)
@@ -78,7 +65,7 @@ def ascent(k: Tensor, v: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tens
 def outputs(q: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """f(q) [B, T, H, d] with each image's ``up`` [H, B, d, 2 d] and ``down`` [H, B, d, d]."""
     out = q.new_empty(q.shape)
-    for part in parts(q):
+    for part in parts(q, 1):
         out[:, part] = (swiglu(heads_of(q, part) @ up) @ down).permute(1, 2, 0, 3)
     return out
 
@@ -93,7 +80,7 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, ...]:
     # Through the outputs to the weights after the step …
     new_up, new_down = _step(inputs, up, down)
     of_up, of_down = torch.zeros_like(new_up), torch.zeros_like(new_down)
-    for part in parts(inputs.q):
+    for part in parts(inputs.q, 1):
         q, g = heads_of(inputs.q, part), heads_of(grad, part)
         z = q @ new_up
         dz = swiglu_backward(g @ new_down.mT, z)
@@ -103,7 +90,7 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, ...]:
     # … and through the step, whose gradients are kᵀ p and hiddenᵀ v, to those before it.
     dup, ddown = of_up.sum(1), of_down.sum(1)
     of_up, of_down = (of.mul_(inputs.loss_scale()) for of in (of_up, of_down))
-    for part in parts(inputs.k):
+    for part in parts(inputs.k, 1):
         k, v = heads_of(inputs.k, part), heads_of(inputs.v, part)
         z1, z2 = by_shared(k, up).chunk(2, dim=-1)
         u, dhidden = by_shared(v, down.mT), v @ of_down.mT

@@ -128,8 +128,8 @@ def ttt_linear(
             transforms and forward-mode derivatives. See :func:`vision_ttt.ops.use_backend`.
 
     Returns:
-        o [B, T, H, d] in q's dtype; with ``return_state`` also W [B, H, d, d] and b [B, H, d],
-        in float32 (float64 where q is). Differentiable in every tensor argument; a
+        o [B, T, H, d] in q's dtype; with ``return_state`` also the :class:`LinearState`, in
+        float32 (float64 where q is). Differentiable in every tensor argument; a
         second derivative (``create_graph=True``) is the definition's, with a state per token.
 
     Raises:

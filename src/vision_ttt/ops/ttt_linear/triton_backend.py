@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _learner_triton
-from vision_ttt.ops._learner_dual import num_checkpoints
-from vision_ttt.ops._learner_triton import LearnerCall, of_positions, summed
+from vision_ttt.ops._learner_dual import num_checkpoints, summed
+from vision_ttt.ops._learner_triton import LearnerCall, of_positions
 from vision_ttt.ops._native import contiguous_last
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.ttt_linear.contract import Inputs
@@ -30,7 +30,7 @@ def refusal(inputs: Inputs) -> str | None:
 def ttt_linear_triton(
     inputs: Inputs, save_states: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Forward pass. Arguments and results are those of :func:`ttt_linear_dual`."""
+    """Forward pass. Arguments and results are those of :func:`learner_dual`."""
     from vision_ttt.ops.ttt_linear import triton_forward
 
     q, mini_batch_size = inputs.q, inputs.mini_batch_size
@@ -54,7 +54,7 @@ def ttt_linear_triton(
 def ttt_linear_triton_backward(
     inputs: Inputs, grad_o: Tensor, grad_w: Tensor, grad_b: Tensor, kept_w: Tensor, kept_b: Tensor
 ) -> tuple[Tensor, ...]:
-    """Backward pass. Arguments and results are those of :func:`ttt_linear_dual_backward`."""
+    """Backward pass. Arguments and results are those of :func:`learner_dual_backward`."""
     from vision_ttt.ops.ttt_linear import triton_scan, triton_segments
 
     q, ln_weight, position_scale = inputs.q, inputs.ln_weight, inputs.position_scale

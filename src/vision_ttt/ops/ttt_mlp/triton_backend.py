@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._learner_dual import num_checkpoints
-from vision_ttt.ops._learner_triton import TILE, LearnerCall, of_positions, refusal, summed
+from vision_ttt.ops._learner_dual import num_checkpoints, summed
+from vision_ttt.ops._learner_triton import TILE, LearnerCall, of_positions, refusal
 from vision_ttt.ops._native import contiguous_last
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.ttt_mlp.contract import Inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,7 @@ class Language(Task):
 
     def _find(self, dataset: str) -> Documents | Path:
         """The documents of a source, or the folder of their tokens."""
+        dataset = os.path.expanduser(dataset)
         if is_token_folder(dataset):
             return Path(dataset)
         return find_documents(dataset, self.config.data.pattern)
