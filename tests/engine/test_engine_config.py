@@ -251,8 +251,10 @@ def test_stages_begin_where_the_one_before_ended() -> None:
         recipes.load("three-stage")
 
 
-@pytest.mark.parametrize("base", ["digits", "imagenet-vittt-tiny"])
-@pytest.mark.parametrize("ablation", ABLATIONS)
+@pytest.mark.parametrize(
+    ("base", "ablation"),
+    [("digits", "dual"), *(("imagenet-vittt-tiny", name) for name in ABLATIONS)],
+)
 def test_every_ablation_of_a_recipe(base: str, ablation: str) -> None:
     plain, config = recipes.load(base), recipes.load(f"{base}+{ablation}")
     assert config.run.output == f"runs/{base}+{ablation}"

@@ -16,10 +16,8 @@ from vision_ttt.cli.main import main
 from vision_ttt.cli.run_report import write_page
 from vision_ttt.data import DatasetError, ImageError
 from vision_ttt.engine import ConfigError, train
-from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.errors import DamagedItem, nearest
 from vision_ttt.recipes import change, resolve
-from vision_ttt.tasks import load_model
 from vision_ttt.tasks.classification.report import _decodable, panels_of
 from vision_ttt.tasks.figures import learning_curves
 
@@ -187,28 +185,6 @@ def test_an_overwritten_run_is_set_aside(tiny_fields: Fields, image_folder: Path
     path.write_bytes(whole)
     train(change(config, {"seed": 1}), overwrite=True)
     assert (run_dir / "last.safetensors").read_bytes() != weights
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"mean": "abc"},
-        {"std": [float("nan")] * 3},
-        {"interpolation": None},
-        {"input_size": [3, "a", None]},
-        {"input_size": [3, 10**7, 10**7]},
-        {"crop_pct": 0},
-    ],
-    ids=str,
-)
-def test_damaged_input_metadata(tiny_fields: Fields, damage: dict) -> None:
-    path = train(resolve(tiny_fields(epochs=1))).run_dir / "last.safetensors"
-    with safe_open(path, "pt") as file:
-        metadata = json.loads(file.metadata()["vision_ttt"])
-    metadata["carried"]["input"] |= damage
-    save_file(load_file(path), path, {"vision_ttt": json.dumps(metadata)})
-    with pytest.raises(CheckpointError, match="damaged vision-ttt metadata"):
-        load_model(path)
 
 
 def test_weights_that_are_not_finite_predict_nothing(

@@ -42,30 +42,24 @@ def test_every_placement_is_tested():
     assert {placement for placement, _ in LAYOUTS} == set(PLACEMENTS)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize(("placement", "count"), LAYOUTS)
-def test_positions(placement, count, length):
-    wanted = sequence(placement, count, length)
-    positions = ExtraTokens(4, placement, count).positions(length)
-    assert positions == tuple(i for i, token in enumerate(wanted) if token == -1)
-    assert [token for token in wanted if token != -1] == list(range(length))
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize(("placement", "count"), LAYOUTS)
-def test_tokens_go_in_and_come_out(placement, count, length):
+def test_tokens_go_in_and_come_out(placement, count):
     tokens = ExtraTokens(4, placement, count)
-    x = torch.randn(2, length, 4)
-    longer = tokens.insert(x)
-    extra = iter(tokens.tokens[0])
-    for got, token in zip(longer.unbind(1), sequence(placement, count, length), strict=True):
-        wanted = next(extra).expand(2, -1) if token == -1 else x[:, token]
-        assert torch.equal(got, wanted)
-    image, out = tokens.extract(longer)
-    assert torch.equal(image, x)
-    assert torch.equal(out, tokens.tokens.expand(2, -1, -1))
-    positions = tokens.positions(length)
-    assert torch.equal(merge_extra(*split_extra(longer, positions), positions), longer)
+    for length in LENGTHS:
+        wanted = sequence(placement, count, length)
+        positions = tokens.positions(length)
+        assert positions == tuple(i for i, token in enumerate(wanted) if token == -1), length
+        assert [token for token in wanted if token != -1] == list(range(length))
+        x = torch.randn(2, length, 4)
+        longer = tokens.insert(x)
+        extra = iter(tokens.tokens[0])
+        for got, token in zip(longer.unbind(1), wanted, strict=True):
+            expected = next(extra).expand(2, -1) if token == -1 else x[:, token]
+            assert torch.equal(got, expected), length
+        image, out = tokens.extract(longer)
+        assert torch.equal(image, x), length
+        assert torch.equal(out, tokens.tokens.expand(2, -1, -1)), length
+        assert torch.equal(merge_extra(*split_extra(longer, positions), positions), longer), length
 
 
 @pytest.mark.parametrize(

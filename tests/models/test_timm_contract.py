@@ -2,6 +2,7 @@
 
 import copy
 import io
+import re
 
 import pytest
 import timm
@@ -30,7 +31,14 @@ SMALL = {
 # Ablations differ by keywords of one class: some of them stand for all.
 LIKE_OTHERS = ("b8", "b32", "b64", "b128", "b196", "shared_qk", "gating", "head_token", "w1")
 SOME = [name for name in NAMES if not any(f"_{row}_" in name for row in LIKE_OTHERS)]
-of_every_classifier = pytest.mark.parametrize("name", SOME)
+# The sizes of a family are one model where all are built small.
+ONCE_MORE = re.compile(
+    r"hvit3_(small|base)|(mambar|vim)_(tiny|small|base|large)_patch.*|vit3_(small|base)_patch.*"
+    r"|vit3_nano_patch8_256|vittt_(tiny|small|base)_patch.*|vittt_nano_patch(2_28|8_256)"
+    r"|vrwkv_(tiny|small)_patch.*"
+)
+DISTINCT = [name for name in SOME if not ONCE_MORE.fullmatch(name)]
+of_every_classifier = pytest.mark.parametrize("name", DISTINCT)
 
 
 def small(name, **options):
@@ -43,7 +51,7 @@ def images():
     return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("name", ["dit3_nano_patch4_32", *SOME])
+@pytest.mark.parametrize("name", ["dit3_nano_patch4_32", *DISTINCT])
 def test_reparameterized_for_inference_it_computes_the_same(name):
     """Methods that libraries call on any module, to replace it, have no other meaning here."""
     if name.startswith("dit3"):
@@ -78,7 +86,7 @@ def test_models_that_are_no_classifiers_are_not_timms():
     assert type(create_model("resnet18", num_classes=2)).__name__ == "ResNet"
 
 
-@of_every_classifier
+@pytest.mark.parametrize("name", SOME)
 def test_default_cfg(name):
     """At the published size the description agrees with the model."""
     with torch.device("meta"):

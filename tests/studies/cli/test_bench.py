@@ -36,20 +36,13 @@ def test_lm_prints_how_models_compare(tmp_path: Path, capsys):
     ] * 2  # fmt: skip
 
 
-def test_dense_prints_the_adapters_share(tmp_path: Path, capsys):
-    rows = tmp_path / "dense.csv"
-    argv = ["bench", "dense", *NANO, "--sizes", "40x32", "--output", str(rows)]
-    assert main(argv) == 0
-    said = capsys.readouterr().out
-    assert "at 40×32: the adapter takes" in said
-    assert [row.measured for row in read_rows(rows)] == ["with adapter", "backbone alone"]
-
-
-def test_default_output_is_named_after_command_and_device(tmp_path: Path, monkeypatch):
+def test_dense_prints_the_adapters_share_and_names_its_output(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "dense", *NANO, "--sizes", "40x32"]) == 0
-    (row, _) = read_rows(tmp_path / "studies" / "results" / "dense-cpu.csv")
-    assert "python -m studies bench dense --models" in row.run.command
+    assert "at 40×32: the adapter takes" in capsys.readouterr().out
+    rows = read_rows(tmp_path / "studies" / "results" / "dense-cpu.csv")
+    assert [row.measured for row in rows] == ["with adapter", "backbone alone"]
+    assert "python -m studies bench dense --models" in rows[0].run.command
 
 
 def test_a_table_is_printed_or_goes_into_a_page(tmp_path: Path, capsys, monkeypatch):

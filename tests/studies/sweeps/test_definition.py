@@ -24,6 +24,10 @@ REGISTERS = SWEEPS["registers-digits"]
 LINEARIZE = SWEEPS["linearize-fashion"]
 DIGITS = [sweep for sweep in SWEEPS.values() if sweep.recipe == "digits"]
 EVERY_ROW = [(sweep, row.name) for sweep in DIGITS for row in sweep.rows]
+EVERY_MODEL = {}
+for sweep, name in EVERY_ROW:
+    own = sweep.config(sweep.by_name[name], 0, Path("runs")).model
+    EVERY_MODEL.setdefault(f"{own.name} {own.arguments}", (sweep, name))
 
 
 def test_a_sweep_of_some_panels_has_their_rows():
@@ -209,10 +213,17 @@ def test_a_length_follows_from_rows_that_have_their_own(length):
         Sweep("s", "t", "digits", {}, rows, (Panel("p", {"a": "a", "b": "b"}),), "c")
 
 
-@pytest.mark.parametrize(("sweep", "name"), EVERY_ROW, ids=[name for _, name in EVERY_ROW])
-def test_every_row_makes_a_finite_step(sweep, name):
+def test_every_row_has_a_folder_of_its_own():
+    for sweep, name in EVERY_ROW:
+        config = sweep.config(sweep.by_name[name], 0, Path("runs"))
+        assert config.run.output == f"runs/{name}/seed-0"
+
+
+@pytest.mark.parametrize(
+    ("sweep", "name"), EVERY_MODEL.values(), ids=[name for _, name in EVERY_MODEL.values()]
+)
+def test_every_model_makes_a_finite_step(sweep, name):
     config = sweep.config(sweep.by_name[name], 0, Path("runs"))
-    assert config.run.output == f"runs/{name}/seed-0"
     torch.manual_seed(0)
     model = build(config)
     images = torch.randn(2, 3, 32, 32)
