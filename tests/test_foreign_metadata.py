@@ -169,10 +169,13 @@ CASES = [
             ("input.std", [1e-320, 1, 1], "std[0] is 1e-320"),
             ("input.std", [1], "std has 1 entries; 3 are needed"),
             ("input.interpolation", "x", "interpolation is 'x'; accepted are nearest, bilinear"),
+            ("input.interpolation", None, "interpolation is None"),
             ("input.crop_mode", [], "crop_mode is []; accepted are center"),
             ("input.crop_pct", "1", "crop_pct is '1'; a number is needed"),
             ("input.crop_pct", 1e-9, "would be cut from ones of more than 100,000,000"),
+            ("input.crop_pct", 0, "crop_pct is 0"),
             ("input.input_size", [3, 1e9, 16], "a list of whole numbers"),
+            ("input.input_size", [3, "a", None], "a list of whole numbers"),
             ("input.input_size", [3, 10**9, 16], "input_size[1] is 1000000000"),
         )
     ),

@@ -178,6 +178,15 @@ def test_what_does_not_fit(make_model, options, told):
         sample(make_model(), make_process(), given.pop("labels"), **given)
 
 
+def test_labels_are_checked_before_the_first_step(make_model):
+    steps = []
+    with pytest.raises(ValueError, match="classes 0 to 3, 3 being none, got"):
+        sample(
+            make_model(), make_process(), torch.tensor([0, 9]), batch_size=1, advance=steps.append
+        )
+    assert steps == []
+
+
 def test_what_does_not_fit_the_model_or_flow(make_model):
     with pytest.raises(ValueError, match="class_dropout_prob=0 and knows no image without class"):
         sample(make_model(class_dropout_prob=0.0), make_process(), LABELS, guidance=2.0)

@@ -357,6 +357,8 @@ def test_model_args_add_up_over_recipe_stage_and_overrides(tmp_path: Path) -> No
     path.write_text(yaml.safe_dump({**recipe, "stages": stages}))
     one, two = recipes.load_stages(str(path), {"arguments": {"num_heads": 6}}).values()
     assert Path(one.run.output).parent == Path("runs/staged")
+    path = path.rename(tmp_path / "other.yml")
+    assert Path(recipes.load_stages(str(path))["one"].run.output) == Path("runs/other/one")
     assert one.model.arguments == {"design": "dual", "depth": 2, "num_heads": 6}
     assert two.model.arguments == {"num_heads": 6}
 
@@ -506,4 +508,5 @@ def test_paths_may_begin_at_the_home_folder(
     config = recipes.load("digits", {"output": "~/run"})
     assert config.run.output == str(tmp_path / "run")
     assert weights_file("~/w.safetensors") == tmp_path / "w.safetensors"
+    assert weights_file("~no such user/w.safetensors") == Path("~no such user/w.safetensors")
     assert find_documents("~", "*.txt").root == tmp_path

@@ -159,9 +159,23 @@ def test_the_error_of_an_item_comes_whole_out_of_a_worker(error: DamagedItem) ->
     assert (str(received), received.name) == (str(error), error.name)
 
 
+def test_a_run_without_its_checkpoints_is_set_aside(tiny_fields: Fields) -> None:
+    config = resolve(tiny_fields(epochs=1))
+    run_dir = train(config).run_dir
+    train(change(config, {"seed": 1}), overwrite=True)
+    weights = (run_dir / "last.safetensors").read_bytes()
+    shutil.rmtree(run_dir / "checkpoints")
+    train(change(config, {"seed": 2}), overwrite=True)
+    assert (run_dir / "former" / "last.safetensors").read_bytes() == weights
+    (run_dir / "config.yaml").unlink()  # as if its move had been interrupted
+    train(config, overwrite=True)
+    assert not (run_dir / "former" / "config.yaml").exists()
+
+
 def test_files_that_are_no_run_are_not_overwritten(tiny_fields: Fields, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("years of work")
+    (tmp_path / "run" / "config.yaml").write_text("of: another program")
     with pytest.raises(ConfigError, match="run holds files, but no run to overwrite"):
         train(resolve(tiny_fields(epochs=1)), overwrite=True)
     assert (tmp_path / "run" / "thesis.txt").read_text() == "years of work"

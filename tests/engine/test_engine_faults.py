@@ -180,8 +180,9 @@ def test_updates_may_be_skipped_which_leaves_everything_as_it_was(
     assert all(row["train_loss"] < 10 for row in result.metrics["history"])
 
 
-def test_a_skipped_update_leaves_the_statistics_of_batch_norms(
-    tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mode", ["skip", "stop"])
+def test_batch_norms_are_those_before_the_update(
+    tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     batches = itertools.count()
 
@@ -196,11 +197,21 @@ def test_a_skipped_update_leaves_the_statistics_of_batch_norms(
     original = images.collate
     monkeypatch.setattr(images, "collate", poisoned)
     fields = tiny_fields(model="test_resnet", arguments={}, drop_path=None, image_size=32)
-    result = train(resolve(fields | {"epochs": 1, "non_finite": "skip"}))
-    assert result.metrics["skipped_updates"] == [1]
-    buffers = dict(result.model.named_buffers())
-    assert any("running_mean" in name for name in buffers)
-    assert all(buffer.isfinite().all() for buffer in buffers.values())
+    fields |= {"epochs": 1, "checkpoint_every": 1, "keep_checkpoints": 8, "non_finite": mode}
+    run_dir = Path(fields["output"])
+    if mode == "skip":
+        train(resolve(fields))
+        first, second, *_ = [read_state(path).model for path in reversed(checkpoints(run_dir))]
+        assert all(torch.equal(weight, second[name]) for name, weight in first.items())
+    else:
+        with pytest.raises(NonFiniteError):
+            train(resolve(fields))
+        first = read_state(checkpoints(run_dir)[0]).model
+    (path,) = (run_dir / "non-finite").iterdir()
+    weights, _, told = replay(path)
+    assert "running_mean" in " ".join(first)
+    assert all(torch.equal(weight, weights[name]) for name, weight in first.items())
+    assert "running" not in told["where"]
 
 
 @pytest.mark.parametrize(("batch_size", "last"), [(4, 5), (1, 11)])

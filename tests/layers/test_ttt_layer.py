@@ -215,6 +215,8 @@ def test_functional_learner_refuses():
 
 
 def test_layer_refuses():
+    with pytest.raises(ValueError, match="conv_kernel_size must be at least 0, got -1"):
+        TTTLinear(32, 2, conv_kernel_size=-1)
     with pytest.raises(ValueError, match="dim must be a multiple of num_heads, got 10 and 3"):
         TTTMLP(10, 3)
     with pytest.raises(TypeError, match="minibatch"):

@@ -6,6 +6,7 @@ import codecs
 import hashlib
 import io
 import json
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ def find_documents(source: str, pattern: str) -> Documents:
         DatasetError: the folder does not exist, the pattern is invalid, or no file matches it.
     """
     is_stdlib = source == STDLIB
-    root = Path(sysconfig.get_path("stdlib") if is_stdlib else source).expanduser()
+    root = Path(sysconfig.get_path("stdlib") if is_stdlib else os.path.expanduser(source))
     if not root.is_dir():
         raise DatasetError(f"the documents' folder {root} does not exist")
     try:

@@ -220,8 +220,8 @@ class OptimisationSection(Section):
     average is evaluated and saved. 0: no average."""
     non_finite: Literal["stop", "skip"] = "stop"
     """If the loss or a gradient is NaN or infinite: stop the run, or skip the update, which does
-    not change weights, moments and average; ten in a row, or as many as an epoch has, stop the
-    run."""
+    not change weights, moments, average and batch norms' statistics; ten in a row, or as many as an
+    epoch has, stop the run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def weights_file(given: str) -> Path:
     Raises:
         ConfigError: timm has no such weights of the model, or they cannot be downloaded.
     """
-    path = Path(weights_path(given)).expanduser()
+    path = Path(os.path.expanduser(weights_path(given)))
     described = None if path.exists() or path.suffix in _SUFFIXES else timms_weights(given)
     if described is None:
         return path

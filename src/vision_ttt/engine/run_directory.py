@@ -25,12 +25,13 @@ from vision_ttt.engine.parallel import failing_together, first_given
 from vision_ttt.engine.section import defaults
 from vision_ttt.engine.state import SavedRun, StoredRun, check_fits, open_state, save_state
 from vision_ttt.engine.tensor_files import CheckpointError
-from vision_ttt.file_kinds import read_regular
+from vision_ttt.file_kinds import UnreadableFile, read_regular
 from vision_ttt.files import is_part, remove_parts, write_text
 
 _LOGGER = logging.getLogger(__name__)
 _LARGEST_FILE = 2**28  # bytes of metrics and config
 CONFIG_FILE = "config.yaml"
+_HEADER = "# The run's whole configuration; a recipe like any other.\n"
 FORMER = "former"
 """Sub-folder of a run directory for what an overwritten run left."""
 _NAME = re.compile(r"update-.*\.safetensors")
@@ -83,7 +84,7 @@ def open_run(config: TrainConfig, *, resume: Resume, overwrite: bool) -> list[Pa
             f"{run_dir} already holds a run; give --resume auto to resume it, --overwrite to start"
             " a new run, or another --output"
         )
-    if overwrite and not (run_dir / CONFIG_FILE).exists() and _left(run_dir):
+    if overwrite and not found and not _holds_config(run_dir) and _left(run_dir):
         raise ConfigError(
             f"{run_dir} holds files, but no run to overwrite; choose another --output"
         )
@@ -195,7 +196,7 @@ def begin_directory(
 
     With `anew`, move the files of a former run into the sub-folder former, which replaces its
     content. They are not lost if the new run fails, and cannot be mistaken for the new run's files.
-    A run that ended before its first checkpoint replaces nothing.
+    Where that sub-folder holds a run, a run that ended before its first checkpoint is not kept.
 
     Raises:
         OSError: the directory cannot be made or written.
@@ -204,9 +205,8 @@ def begin_directory(
     remove_parts(run_dir, run_dir / CHECKPOINTS)
     if anew:
         _set_aside(run_dir)
-    header = "# The run's whole configuration; a recipe like any other.\n"
     text = yaml.safe_dump(config.as_dict(), sort_keys=False, allow_unicode=True)
-    write_text(run_dir / CONFIG_FILE, header + text)
+    write_text(run_dir / CONFIG_FILE, _HEADER + text)
     write_text(run_dir / "environment.json", json.dumps(environment(device), indent=2) + "\n")
 
 
@@ -269,18 +269,33 @@ def _by_name(values: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> di
     return named
 
 
+def _holds_config(run_dir: Path) -> bool:
+    """Whether a run began in a directory: others may have a config.yaml, too."""
+    try:
+        return read_regular(run_dir / CONFIG_FILE, _LARGEST_FILE).startswith(_HEADER.encode())
+    except (FileNotFoundError, UnreadableFile):
+        return False
+
+
 def _left(run_dir: Path) -> list[Path]:
-    """What lies in a run's directory, but for its locks and what an overwritten run left."""
+    """What lies in a directory, but for a run's locks, its unfinished files and the former run."""
+    if not run_dir.is_dir():
+        return []
     apart = (FORMER, *LOCK_FILES)
     return [each for each in run_dir.iterdir() if each.name not in apart and not is_part(each)]
 
 
 def _set_aside(run_dir: Path) -> None:
     former, left = run_dir / FORMER, _left(run_dir)
-    if (former.exists() and not checkpoints(run_dir)) or not left:
+    if former.exists() and not checkpoints(run_dir) and not (run_dir / WEIGHTS_FILE).exists():
+        for name in ("tensorboard", "non-finite"):
+            shutil.rmtree(run_dir / name, ignore_errors=True)
+        return
+    if not left:
         return
     if former.exists():
         shutil.rmtree(former)
     former.mkdir()
-    for entry in left:
+    # Until all is moved, the config tells that this is a run.
+    for entry in sorted(left, key=lambda each: each.name == CONFIG_FILE):
         entry.rename(former / entry.name)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 
 from vision_ttt.acceleration import to_plain
 from vision_ttt.data import DatasetError
@@ -95,8 +95,8 @@ def train(
 
     Raises:
         ConfigError: the model, its arguments, weights or data do not fit; the directory holds a
-            run and neither `resume` nor `overwrite` is set; `resume` with another config; another
-            run is at work in the directory.
+            run and neither `resume` nor `overwrite` is set, or files but no run and `overwrite` is;
+            `resume` with another config; another run is at work in the directory.
         DatasetError, FileNotFoundError: the data cannot be used.
         CheckpointError: no checkpoint to resume from is whole.
         DamagedItem: an item of the data cannot be read, and `config.run.skip_bad` is off.
@@ -132,6 +132,12 @@ def train(
         task=parts.task,
         is_main=accelerator.is_main_process,
     )
+
+
+def _put_back(buffers: Sequence[Tensor], model: nn.Module) -> None:
+    """Copy former values into the buffers of a model."""
+    for buffer, former in zip(model.buffers(), buffers, strict=True):
+        buffer.copy_(former)
 
 
 @dataclass
@@ -217,17 +223,16 @@ class _Run:
         first_pass = state.position * config.optimisation.accumulation_steps
         average = None if parts.average is None else parts.average.module
         moment = Moment(state.update / parts.length.updates, average, state.epoch)
-        # The forward pass of an update that is skipped moves the statistics of batch norms, too.
-        skips = config.optimisation.non_finite == "skip"
-        buffers = [each.clone() for each in parts.model.buffers()] if skips else []
+        buffers = [each.clone() for each in parts.model.buffers()]
         outcome = parts.step(update, state.epoch, first_pass, moment)
         if outcome.finite:
             state.loss_sum += outcome.loss_sum
             state.loss_units += outcome.units
         else:
+            # Forward passes move the statistics of batch norms; the search makes one more.
+            _put_back(buffers, parts.model)
             refuse_or_skip(outcome, parts, config, state, self.accelerator)
-            for each, former in zip(parts.model.buffers(), buffers, strict=True):
-                each.copy_(former)
+            _put_back(buffers, parts.model)
         state.units += outcome.units
         state.epoch_units += outcome.units
         state.update += 1

@@ -46,7 +46,8 @@ def runtimes_with_kernels() -> list[str]:
     if not found:
         raise MissingPackageError(
             f"{' and '.join(path.name for path, _ in LIBRARIES.values())} are not built, or their"
-            f" runtime is not installed; one is required: {' or '.join(map(_how, LIBRARIES))}"
+            f" runtime is not installed; one is required: {_how('TARGET')}, with the target"
+            f" {' or '.join(LIBRARIES)}"
         )
     return found
 

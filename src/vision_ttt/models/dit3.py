@@ -237,7 +237,7 @@ def _check_inputs(
 
 
 def check_labels(y: Tensor, num_classes: int, labels: int) -> None:
-    """Raise ValueError if one of y [B] is none of the ``labels``, classes and perhaps none."""
+    """Raise ValueError unless each of y [B] is 0 to ``labels`` - 1: a class, or none of them."""
     if len(y) and (y.min() < 0 or y.max() >= labels):
         none = f", {labels - 1} being none" if labels > num_classes else ""
         raise ValueError(f"y must be classes 0 to {labels - 1}{none}, got {y.tolist()}")

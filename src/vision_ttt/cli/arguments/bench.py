@@ -160,8 +160,9 @@ def add_model_arguments(parser: CommandParser, what: str) -> None:
         names += (
             " NAME:RUNTIME is the model as one deploys it on a CPU, computing in --dtype, compared"
             f" with its modules before it is timed; RUNTIME is one of: {runtimes}. The last four"
-            " require pip install 'vision-ttt[bench]', and those with this package's kernels make"
-            " openvino or make onnxruntime in a checkout, too; missing ones are named and left out."
+            " require pip install 'vision-ttt[bench]'; the two with this package's kernels also"
+            " require make openvino or make onnxruntime in a checkout. Missing ones are named and"
+            " left out."
         )
         default += f"; on cpu also {', '.join(DEPLOYED)}"
     else:
