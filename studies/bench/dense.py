@@ -20,6 +20,7 @@ from vision_ttt.bench.tables import pixels
 from vision_ttt.dense import ViTAdapter
 from vision_ttt.dense.plain_encoder import as_encoder, headless
 from vision_ttt.errors import UserError
+from vision_ttt.freed_memory import keep_freed_memory
 
 KINDS = ("with adapter", "backbone alone")
 """What is measured of a contender."""
@@ -101,6 +102,8 @@ def measure_dense(
     Raises:
         ConfigError, UserError: see :func:`build`.
     """
+    if settings.device.type == "cpu":
+        keep_freed_memory()
     dropouts = Dropouts()
     entrants = {
         (contender, kind): _enter(build(contender, kind), contender, settings)

@@ -20,6 +20,7 @@ from vision_ttt.bench.protocol import Advance, Dropouts, Prepare, Settings, inte
 from vision_ttt.bench.rows import DECODE, Row, Run
 from vision_ttt.bench.runtimes import TOLERANCES
 from vision_ttt.errors import UserError
+from vision_ttt.freed_memory import keep_freed_memory
 from vision_ttt.language import TTTConfig
 from vision_ttt.ops import use_backend
 
@@ -79,6 +80,8 @@ def measure_language(
     Yields:
         The rows of one kind of call at one length.
     """
+    if settings.device.type == "cpu":
+        keep_freed_memory()
     measure = functools.partial(_measure, size=size, settings=settings, run=run, advance=advance)
     deployed = {reader: _deployed(reader, size, settings) for reader in readers}
     prefilling = {r: model for r, model in deployed.items() if r.variant != "static"}
@@ -152,7 +155,7 @@ def _measure(
                 dtype=settings.dtype_name,
                 compiled=False,
                 seconds=timing.seconds / per_call if done else None,
-                seconds_spread=timing.spread / per_call if done else None,
+                seconds_spread=None if timing.spread is None else timing.spread / per_call,
                 repeats=settings.repeats,
                 macs=multiply_adds(contender.name, tuple(sizes_of(size).items()), measured, tokens),
                 run=run,

@@ -1,4 +1,4 @@
-"""A sweep's learning curves as a matplotlib Figure: what is reached after which epoch or second."""
+"""A sweep's learning curves as a matplotlib Figure: what is reached after how much training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from studies.sweeps.figure import log_scale, percent_wrong
 from studies.sweeps.results import Result
 from studies.sweeps.tables import by_row
 
-_AXES = {"epoch": "epoch", "seconds": "seconds of training, one thread"}
+_AXES = {"epoch": "epoch", "seconds": "share of equal seconds of training, %"}
 
 
 def curves_figure(sweep: Sweep, results: Sequence[Result], *, against: Sequence[str]) -> Figure:
@@ -26,7 +26,8 @@ def curves_figure(sweep: Sweep, results: Sequence[Result], *, against: Sequence[
     Args:
         sweep: what was trained.
         results: with a history each.
-        against: for each panel "epoch", or "seconds" of training.
+        against: for each panel "epoch"; or "seconds", for rows that are as long as one another. The
+            place is then the share of a row's updates: seconds of other machines say nothing.
 
     Raises:
         UserError: there are no results, one is not of this sweep, or one has no history.
@@ -59,7 +60,11 @@ def _draw(
     axis: Axes, results: Sequence[Result], x: str, measure: str, label: str, colour: str
 ) -> None:
     curves = [result.curve for result in results]
-    places = [statistics.fmean(each) for each in zip(*(own[x] for own in curves), strict=True)]
+    if x == "epoch":
+        along = [own[x] for own in curves]
+    else:
+        along = [[100 * update / own["update"][-1] for update in own["update"]] for own in curves]
+    places = [statistics.fmean(each) for each in zip(*along, strict=True)]
     if measure == "loss":
         heights = [own["test_loss"] for own in curves]
     else:

@@ -45,7 +45,7 @@ def lengths_by_pace(
 ) -> dict[str, dict[str, float]]:
     """Row's name → "updates", with the "seconds" and "seconds_per_update" that they follow from.
 
-    They are as many updates as fit into the seconds. Paces are measured by
+    They are as many updates as the seconds allow, to the nearest. Paces are measured by
     :func:`studies.sweeps.paces.measure_paces`, of all rows that are not in the folder's file yet in
     turns; others may join later. A row that has results is as long as they are, on whatever machine
     they were trained and whatever the file says, and is not measured.
@@ -86,7 +86,7 @@ def lengths_by_pace(
         for name in missing:
             own = seconds[name]
             taken = updates[own] * paces[own] if isinstance(own, str) else own
-            lengths[name] = _length(max(1, int(taken / paces[name])), taken, paces[name])
+            lengths[name] = _length(max(1, round(taken / paces[name])), taken, paces[name])
     _write(path, lengths)
     return lengths
 

@@ -105,7 +105,7 @@ def _training(result: Result) -> float:
 
 
 def examine(trained: TrainResult) -> dict[str, float]:
-    """The CPU time of an update: unlike seconds of training, it compares runs of other hours."""
+    """The CPU time of an update, which other work changes less than it changes the seconds."""
     return {"cpu_seconds_of_an_update": cpu_seconds_of_an_update(trained.config)}
 
 

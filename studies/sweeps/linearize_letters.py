@@ -114,6 +114,7 @@ LINEARIZE_LETTERS = Sweep(
             f"CPU s of a picture of {TIMED_SIDE}²",
             lambda result: result.measured["seconds_of_a_picture"],
             2,
+            is_time=True,
         ),
         UPDATE,
     ),

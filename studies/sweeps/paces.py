@@ -26,9 +26,9 @@ def measure_paces(
 ) -> dict[str, float]:
     """Run's name → CPU seconds of an update with one thread, the median of `repeats`.
 
-    The runs make real updates in turns, so that a machine that slows down slows all of them, and
-    CPU time is hardly changed by other processes at work. Each run repeats its first batch, whose
-    reading is not timed.
+    The runs make real updates in turns, so that whatever slows the machine slows all of them. CPU
+    time does not count waiting, but grows where other processes use the caches. Each run repeats
+    its first batch, whose reading is not timed.
 
     Args:
         configs: of the runs; their output folders are not written to.

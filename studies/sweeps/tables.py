@@ -88,7 +88,7 @@ def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
 def _cell(column: Column, results: Sequence[Result], found: Mapping[str, Sequence[Result]]) -> str:
     """A column's values over seeds, as text."""
     values = values_of(column, results, found)
-    if column.is_time and len({result.run.device_name for result in results}) > 1:
+    if column.is_time and len({_machine(result) for result in results}) > 1:
         return " / ".join(f"{value:.{column.decimals}f}" for value in values)
     return Spread.of(values).text(column.decimals)
 
@@ -125,7 +125,6 @@ def describe(sweep: Sweep, results: Sequence[Result]) -> str:
 
     The rows of the results have each run's command and commit.
     """
-    run = results[0].run
     epochs = sorted({result.epochs for result in results})
     trained, tested = (
         _range(sorted({getattr(result, f"{part}_images") for result in results}), ",")
@@ -138,18 +137,30 @@ def describe(sweep: Sweep, results: Sequence[Result]) -> str:
         f" {tested} test {sweep.unit}, {sweep.losses}",
         *([f"published: the paper's own {sweep.published_unit}"] if sweep.published_unit else []),
         f"{_machines(results)}, one thread a run",
-        f"torch {run.torch}, timm {run.timm}, vision-ttt {run.vision_ttt}",
+        ", ".join(
+            f"{name} {' and '.join(sorted({getattr(each.run, field) for each in results}))}"
+            for name, field in _PACKAGES.items()
+        ),
         f"{started[0]} to {started[-1]}",
     ]
     notes = [f"`{row.name}`: {row.note}." for row in sweep.rows if row.note]
     return " ".join([f"{'; '.join(parts)}. {sweep.caveat}", *notes])
 
 
+_PACKAGES = {"torch": "torch", "timm": "timm", "vision-ttt": "vision_ttt"}
+
+
+def _machine(result: Result) -> str:
+    """Its processor; those of one name differ in their instruction sets."""
+    run = result.run
+    return f"{run.device_name} ({run.instruction_set})" if run.instruction_set else run.device_name
+
+
 def _machines(results: Sequence[Result]) -> str:
     """Each machine's name, with the seeds of its runs where there are several machines."""
     seeds: dict[str, set[int]] = {}
     for result in results:
-        seeds.setdefault(result.run.device_name, set()).add(result.seed)
+        seeds.setdefault(_machine(result), set()).add(result.seed)
     if len(seeds) == 1:
         return next(iter(seeds))
     return " and ".join(

@@ -99,7 +99,7 @@ def measure_ways(trained: TrainResult) -> dict[str, Any]:
             labels.append(segment(image))
             seconds.append(time.process_time() - start)
         build = partial(_prepare, str(trained.run_dir / WEIGHTS_FILE), tiles, side)
-        memory, _ = memory_in_processes(build, _CPU, runs=1)
+        memory, _ = memory_in_processes(build, _CPU, runs=3)
         step = side // 4 if tiles is None else tiles.stride
         edges = [seams(shown, true, step) for shown, (_, true, _) in zip(labels, seen, strict=True)]
         at_edges, elsewhere = np.mean(edges, axis=0).tolist()

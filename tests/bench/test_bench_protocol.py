@@ -56,7 +56,7 @@ def test_only_the_call_is_timed_and_short_calls_are_averaged(monkeypatch):
 
 def test_median_and_interquartile_range():
     assert summarise([5.0, 1.0, 2.0, 100.0, 3.0]) == Timing(3.0, 3.0)
-    assert summarise([2.0]) == Timing(2.0, 0.0)
+    assert summarise([2.0]) == Timing(2.0, None)
 
 
 def test_nothing_to_time():

@@ -13,11 +13,20 @@ from vision_ttt.ops import use_backend
 
 
 def _attention_flops(
-    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *_: Any, **__: Any
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    v: tuple[int, ...],
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **_: Any,
 ) -> int:
-    """Of softmax(q kᵀ) v, by the shapes [B, H, T, d]: two per multiply-add."""
+    """Of softmax(q kᵀ) v, by the shapes [B, H, T, d]: two per multiply-add.
+
+    A causal kernel computes no scores of later tokens.
+    """
     batch, heads, queries, width = q
-    return 2 * batch * heads * queries * k[2] * (width + v[3])
+    pairs = queries * (queries + 1) // 2 if is_causal else queries * k[2]
+    return 2 * batch * heads * pairs * (width + v[3])
 
 
 _FORMULAS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
@@ -33,8 +42,9 @@ def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
     """Multiply-adds of one forward pass on an input [1, *input_size].
 
     The count includes every matrix product, convolution and attention that runs, and the TTT ops by
-    their registered formulas. It excludes elementwise operations, norms and activations, as
-    Eq. 13 of Vision-TTT does.
+    their registered formulas. Causal attention on a CPU counts as its kernel computes it, without
+    the scores of later tokens. Elementwise operations, norms and activations are not counted, as in
+    Eq. 13 of Vision-TTT.
 
     Args:
         model: any model. On the meta device nothing is computed.

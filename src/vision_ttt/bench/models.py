@@ -54,7 +54,7 @@ def measure_models(
     in a deployment; autocast would cast the weights at every call. A training step is the forward
     and backward pass of the cross-entropy in training mode, with float32 weights under autocast to
     the dtype, without an optimiser. Its memory includes the gradients. On a CPU the process keeps
-    what a step frees, as :func:`vision_ttt.engine.train` does by default.
+    what a call frees, so that none waits for memory that another call returned to the system.
 
     A deployed model receives images in float32, for any dtype that it computes in. Its logits are
     compared with those of the modules before it is timed. Modules first run one image, to record
@@ -69,7 +69,7 @@ def measure_models(
     Raises:
         ConfigError: see :func:`multiply_adds`.
     """
-    if train and settings.device.type == "cpu":
+    if settings.device.type == "cpu":
         keep_freed_memory()
     dropouts = Dropouts()
     for resolution in resolutions:

@@ -62,7 +62,7 @@ class Settings:
 class Timing(NamedTuple):
     """Seconds of one call, median and interquartile range over the repeats, or a failure.
 
-    `seconds` and `spread` are None if and only if `failure` is not empty.
+    `seconds` is None if and only if `failure` is not empty.
     """
 
     seconds: float | None
@@ -165,9 +165,9 @@ def interleave(
 
 
 def summarise(samples: list[float]) -> Timing:
-    """Median and interquartile range of samples in seconds."""
+    """Median and interquartile range of samples in seconds; one sample has no range."""
     if len(samples) == 1:
-        return Timing(samples[0], 0.0)
+        return Timing(samples[0], None)
     first, median, third = quantiles(samples, n=4, method="inclusive")
     return Timing(median, third - first)
 

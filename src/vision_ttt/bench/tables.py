@@ -76,7 +76,7 @@ def tabulate(
             figures = [row.failure, "", "", *("" for _ in kinds)]
         else:
             figures = [
-                *(_figure(1e3 * row.seconds), _figure(1e3 * row.seconds_spread)),
+                *(_figure(1e3 * row.seconds), _spread(row)),
                 *(_figure(row.per_second), *(speed(row, others[kind]) for kind in kinds)),
             ]
         lines.append(
@@ -87,6 +87,10 @@ def tabulate(
             ]
         )
     return Table(headings, lines)
+
+
+def _spread(row: Row) -> str:
+    return "" if row.seconds_spread is None else _figure(1e3 * row.seconds_spread)
 
 
 def pixels(row: Row) -> str:

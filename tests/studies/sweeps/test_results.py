@@ -95,11 +95,13 @@ def test_a_moved_run_with_the_weights_of_another_row_is_finished(make_sweep, mak
 
 def test_a_table_names_every_machine_and_its_seeds(make_sweep, make_result):
     results = [make_result("a", seed, 1.0, 0.5) for seed in range(3)]
-    other = dataclasses.replace(results[2].run, device_name="another")
+    other = dataclasses.replace(results[2].run, instruction_set="none", torch="1.0")
     moved = [*results[:2], dataclasses.replace(results[2], run=other)]
-    sweep = make_sweep(a={})
-    assert "; a processor, one thread a run" in markdown(sweep, results)
-    assert "; a processor (seed 0, 1) and another (seed 2), one" in markdown(sweep, moved)
+    sweep, run = make_sweep(a={}), results[0].run
+    own = f"; a processor ({run.instruction_set})"
+    assert f"{own}, one thread a run; torch {run.torch}, timm" in markdown(sweep, results)
+    assert f"{own} (seed 0, 1) and a processor (none) (seed 2), one" in markdown(sweep, moved)
+    assert f"; torch 1.0 and {run.torch}, timm" in markdown(sweep, moved)
 
 
 def test_mean_and_sample_deviation():
@@ -252,6 +254,7 @@ def test_curves_go_through_the_means_of_every_evaluation(make_sweep, make_result
     def result(row, seed, scale):
         history = {
             "epoch": [1, 2],
+            "update": [10, 20],
             "seconds": [2 * scale, 4 * scale],
             "test_loss": [scale, scale / 2],
             "test_accuracy": [0.5, 1.0],
@@ -266,12 +269,12 @@ def test_curves_go_through_the_means_of_every_evaluation(make_sweep, make_result
     (a, b), (a_by_time, _) = losses.lines, losses_by_time.lines
     assert (a.get_xdata().tolist(), a.get_ydata().tolist()) == ([1, 2], [2, 1])
     assert b.get_ydata().tolist() == [5, 2.5]
-    assert a_by_time.get_xdata().tolist() == [4, 8]
+    assert a_by_time.get_xdata().tolist() == [50, 100]
     assert errors.lines[0].get_ydata().tolist() == [50, 0.1]  # half an image of 500, for none
     band = losses.collections[0].get_paths()[0].vertices
     assert (band[:, 1].min(), band[:, 1].max()) == (0.5, 3)
     assert [text.get_text() for text in losses.get_legend().get_texts()] == ["the a", "the b"]
-    assert errors_by_time.get_xlabel().startswith("seconds")
+    assert errors_by_time.get_xlabel() == "share of equal seconds of training, %"
     empty = Panel("nothing yet", {"it": "without"})
     more = dataclasses.replace(sweep, panels=(empty, sweep.panels[0]))
     loss, error = curves_figure(more, results, against=("seconds", "epoch")).axes
