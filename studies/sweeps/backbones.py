@@ -161,10 +161,10 @@ BACKBONES_ELPV = Sweep(
     base={"epochs": 12, "warmup": 1, "batch_size": 16},
     rows=(*_CELLS, *_FINE_CELLS, _PRETRAINED),
     panels=(
-        Panel("1,369 tokens, equal epochs", _CELLS_EPOCHS),
         Panel("1,369 tokens, equal seconds", _CELLS_SECONDS),
-        Panel("5,476 tokens, equal epochs", _FINE_CELLS_EPOCHS),
+        Panel("1,369 tokens, equal epochs", _CELLS_EPOCHS),
         Panel("5,476 tokens, equal seconds", _FINE_CELLS_SECONDS),
+        Panel("5,476 tokens, equal epochs", _FINE_CELLS_EPOCHS),
         Panel("fine-tuned", {"EfficientNet-Lite0": _PRETRAINED.name}),
     ),
     caveat="0.58 million parameters beside positions, EfficientNet-Lite0 3.4 million; 2,099 "
@@ -178,7 +178,7 @@ BACKBONES_ELPV = Sweep(
         Column("ROC-AUC", lambda result: result.measured["roc_auc"], 3),
     ),
     examine=measure_defects,
-    draw=functools.partial(curves_figure, against=(*("epoch", "seconds") * 2, "epoch")),
+    draw=functools.partial(curves_figure, against=(*("seconds", "epoch") * 2, "epoch")),
 )
 
 
