@@ -214,7 +214,7 @@ def test_rows_of_another_rows_seconds_are_trained_after_it(tiny, tmp_path, monke
     (length,) = json.loads((folder / LENGTHS_FILE).read_text()).values()
     results = {result.row: result for result in read_results(folder / "results.csv")}
     assert list(results) == ["plain", "bare", "bare-seconds"]
-    assert length["updates"] == max(int(length["seconds"] / length["seconds_per_update"]), 1)
+    assert length["updates"] == max(round(length["seconds"] / length["seconds_per_update"]), 1)
     assert results["bare-seconds"].curve["update"][-1] == length["updates"]
     written = (folder / "bare-seconds" / "seed-0" / "result.json").stat().st_mtime_ns
     assert main(argv) == 0  # nothing is trained again

@@ -138,8 +138,9 @@ def test_backbones_have_equal_parameters_for_equal_epochs_and_for_the_references
         for row, model in models.items()
     }
     panels = [panel for panel in sweep.panels if "Vittt" in panel.rows]
-    pairs = zip(panels[::2], panels[1::2], strict=True)
-    for epochs, seconds in ((epochs.rows, seconds.rows) for epochs, seconds in pairs):
+    for panel, other in zip(panels[::2], panels[1::2], strict=True):
+        pair = {each.title.rpartition("equal ")[2]: each.rows for each in (panel, other)}
+        epochs, seconds = pair["epochs"], pair["seconds"]
         assert list(epochs) == list(seconds)
         reference = epochs["Vittt"]
         for label, row in epochs.items():
