@@ -37,7 +37,7 @@ def verify(
 
     Raises:
         DamagedModel: the model computes NaN or infinity.
-        ExportError: outputs differ by more than ``tolerance``, or in shape, or the exported model
+        ExportError: outputs differ by more than ``tolerance``, or in shape, or one of the models
             fails. The message has the images' shape.
     """
     generator = torch.Generator().manual_seed(0)

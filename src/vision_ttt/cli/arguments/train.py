@@ -75,8 +75,8 @@ def add_arguments(parser: CommandParser) -> None:
         "--overwrite",
         type=bool,
         default=False,
-        help="start a new run in the output directory; an earlier run moves to former/ in it. A"
-        " directory that holds other files only is refused",
+        help="start a new run in the output directory; an earlier run moves to former/ in it;"
+        " directory that contains files but no run is refused",
     )
 
 
