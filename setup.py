@@ -63,6 +63,7 @@ class BuildKernels(build_ext):
             os.environ.setdefault("CC", "clang")
             os.environ.setdefault("CXX", "clang++")
         super().finalize_options()
+        self.in_sources = self.inplace  # setuptools clears it while it builds
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split("."))) + LIBRARY_SUFFIX
@@ -85,9 +86,14 @@ class BuildKernels(build_ext):
         self.extensions = []  # nothing to copy in an editable install
 
     def remove_libraries(self) -> None:
-        """Remove former builds' libraries, under any name: a wheel takes all that it finds."""
-        for library in Path(self.build_lib, "vision_ttt").glob("_kernels.*"):
-            library.unlink()
+        """Remove former builds' libraries, under any name: a wheel takes all that it finds.
+
+        Where this build is for use from the sources, those beside them would hide its failure.
+        """
+        from_sources = self.editable_mode or self.in_sources
+        for folder in (self.build_lib, *(["src"] if from_sources else [])):
+            for library in Path(folder, "vision_ttt").glob("_kernels.*"):
+                library.unlink()
 
     def build_kernels(self, ext: Extension) -> None:
         extra = os.environ.get("VISION_TTT_CXXFLAGS", "").split()

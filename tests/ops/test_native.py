@@ -52,6 +52,13 @@ def test_the_library_of_a_former_build_is_not_loaded(tmp_path, monkeypatch):
     assert _native._load()._name == str(tmp_path / library.name)
 
 
+def test_a_damaged_library_is_reported_with_the_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(_native, "__file__", str(tmp_path / "ops" / "_native.py"))
+    (tmp_path / f"_kernels{_native._SUFFIX}").write_bytes(b"short")
+    with pytest.raises(ImportError, match="cannot be loaded.*pip install"):
+        _native._load()
+
+
 def test_install_command_of_sources_on_the_path(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)

@@ -93,6 +93,15 @@ def test_a_wheel_is_for_every_python(sources: Path, tmp_path: Path) -> None:
     assert "the CPU kernels were not built" in said
 
 
+def test_a_failed_build_in_the_sources_leaves_no_former_library(sources: Path) -> None:
+    """It would run in place of the new one."""
+    library = sources / "src/vision_ttt/_kernels.so"
+    library.touch()
+    said = _run(sources, "setup.py", "build_ext", "--inplace", compiler="/nowhere/compiler")
+    assert "the CPU kernels were not built" in said
+    assert not library.exists()
+
+
 def test_the_source_distribution_holds_what_a_wheel_is_built_from(sources: Path) -> None:
     _run(sources, "setup.py", "-q", "sdist", compiler="/nowhere/compiler")
     (archive,) = (sources / "dist").glob("*.tar.gz")

@@ -39,12 +39,19 @@ def _load() -> ctypes.CDLL | None:
 
     Raises:
         EnvironmentVariableError: ``VISION_TTT_CPU_ISA`` is no instruction set.
+        ImportError: the library is damaged, of another platform, or lacks one that it needs.
     """
     # Only the name that setup.py uses: other libraries in this folder are from earlier builds.
     path = Path(__file__).parents[1] / f"_kernels{_SUFFIX}"
     if not path.exists():
         return None
-    library = ctypes.CDLL(str(path))
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(
+            f"vision-ttt's compiled CPU kernels cannot be loaded: {error}; build them anew: "
+            f"{install_command()}"
+        ) from error
     library.vision_ttt_instruction_set.restype = ctypes.c_char_p
     library.vision_ttt_chunk_tokens.restype = c_int64
     library.vision_ttt_sizeof.restype = c_int64
@@ -57,10 +64,6 @@ def _load() -> ctypes.CDLL | None:
             stacklevel=2,
         )
     return library
-
-
-LIBRARY = _load()
-"""The kernels, or None where they were not built."""
 
 
 def install_command() -> str:
@@ -82,6 +85,10 @@ def install_command() -> str:
     editable = "--editable " if origin.get("dir_info", {}).get("editable") else ""
     python, source = shlex.quote(sys.executable), shlex.quote(source)
     return f"{python} -m pip install --force-reinstall --no-deps --no-cache-dir {editable}{source}"
+
+
+LIBRARY = _load()
+"""The kernels, or None where they were not built."""
 
 
 @functools.cache
