@@ -61,6 +61,13 @@ def test_padding_on_the_left(model):
             assert torch.equal(generated[row, 9:], greedy(model, alone)[0, alone.shape[1] :])
 
 
+def test_padding_on_the_right_is_refused(model):
+    ids, mask = tokens(3, 9), torch.ones(3, 9, dtype=torch.long)
+    mask[1, 5:] = 0
+    with pytest.raises(ValueError, match=r"padded on the left, .* rows \[1\]"):
+        generate(model, ids, mask)
+
+
 def test_sampling_depends_on_the_seed_alone(model):
     ids, mask = tokens(3, 9), torch.ones(3, 9, dtype=torch.long)
     mask[0, :4] = 0

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from language_models import MAMBA, small_model
 from tolerances import assert_close
-from vision_ttt.language import TTTCache
+from vision_ttt.language import TTTCache, TTTForCausalLM
 from vision_ttt.layers import LinearAttention, TTTLinear
 
 LENGTH = 23
@@ -56,6 +56,32 @@ def test_linear_attention_is_a_sum_over_earlier_tokens(normalised):
     assert_close(o, wanted, 1e-10)
 
 
+@pytest.mark.parametrize("normalised", [False, True])
+def test_linear_attention_sums_in_float32_under_autocast(normalised):
+    q, k, v = torch.randn(3, 1, 300, 2, 8, dtype=torch.bfloat16)
+    eta = torch.rand(1, 300, 2)
+    attention = LinearAttention(2, 8, normalised=normalised)
+    wanted, state = attention(q, k, v, eta, return_state=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        o, found = attention(q, k, v, eta, return_state=True)
+    assert torch.equal(o, wanted)
+    assert torch.equal(found.w, state.w)
+    assert torch.equal(found.b, state.b)
+
+
+def test_linear_attention_refuses_what_does_not_fit():
+    attention, (q, k, v) = LinearAttention(2, 8), torch.randn(3, 3, 5, 2, 8)
+    eta = torch.rand(3, 5, 2)
+    _, state = attention(q, k, v, eta, return_state=True)
+    told = r"LinearAttention: state\.w must have shape \[3, 2, 8, 8\], got \[1, 2, 8, 8\]"
+    with pytest.raises(ValueError, match=told):
+        attention(q, k, v, eta, state._replace(w=state.w[:1]))
+    with pytest.raises(TypeError, match="state must be a LinearState, got Tensor"):
+        attention(q, k, v, eta, state.w)
+    with pytest.raises(ValueError, match="T must be at least 1"):
+        attention(q[:, :0], k[:, :0], v[:, :0], eta[:, :0])
+
+
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("backbone", [{}, MAMBA], ids=["transformer", "mamba"])
 def test_every_row_goes_on_and_reads_no_padding(name, backbone):
@@ -71,6 +97,17 @@ def test_every_row_goes_on_and_reads_no_padding(name, backbone):
         mask[1, :5] = 0
         padded = model(tokens, attention_mask=mask).logits
         assert_close(padded[1, 5:], model(tokens[1:, 5:]).logits[0], 1e-4)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_model_made_on_meta_takes_the_tensors_of_another(name):
+    model = small_model(**ROWS[name])
+    with torch.device("meta"):
+        loaded = TTTForCausalLM(model.config).eval()
+    loaded.load_state_dict(model.state_dict(), assign=True)
+    tokens = torch.randint(0, 31, (2, LENGTH))
+    with torch.inference_mode():
+        assert torch.equal(loaded(tokens).logits, model(tokens).logits)
 
 
 def test_rates_that_are_not_learned_are_constant():

@@ -161,6 +161,8 @@ def test_a_layers_state_that_does_not_fit():
         layer(x, state.learner)
     with pytest.raises(ValueError, match=r"state.learner is missing"):
         layer(x, state._replace(learner=None))
+    with pytest.raises(TypeError, match=r"state.learner must be a LinearState or .* got int"):
+        layer(x, state._replace(learner=3))
     moved = state.learner._replace(position=torch.tensor([1], device="meta"))
     with pytest.raises(ValueError, match="MiniBatchRotary: position is on meta"):
         layer(x, state._replace(learner=moved))

@@ -132,6 +132,9 @@ def test_warm_up_scales_the_inner_rates_and_nothing_else():
     assert torch.equal(after[0]["q"], before[0]["q"])
     assert set(saved) == set(model.state_dict())
     assert not any("warmup" in name for name in saved)
+    warm_up_inner_rates(model, 0.25)
+    model.to_empty(device="cpu").load_state_dict(saved)
+    assert all(layer.warmup == 0.25 for layer in model.modules() if isinstance(layer, TTTMLP))
     warm_up_inner_rates(model, 1.0)
     assert torch.equal(model[0].inner_problem(x)["eta"], before[0]["eta"])
     with pytest.raises(ValueError, match=r"fraction must be in 0 … 1, got 1.5"):

@@ -55,7 +55,7 @@ def test_the_library_of_a_former_build_is_not_loaded(tmp_path, monkeypatch):
 def test_a_damaged_library_is_reported_with_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(_native, "__file__", str(tmp_path / "ops" / "_native.py"))
     (tmp_path / f"_kernels{_native._SUFFIX}").write_bytes(b"short")
-    with pytest.raises(ImportError, match="cannot be loaded.*pip install"):
+    with pytest.raises(ImportError, match=r"cannot be loaded.*pip install"):
         _native._load()
 
 

@@ -178,8 +178,14 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
 
         Raises:
             ValueError: the cache has seen all tokens that are given, it has another number of
-                sequences, or ``use_cache`` is False.
+                sequences, ``use_cache`` is False, or a prompt ends in padding.
         """
+        if is_first_iteration and attention_mask is not None and not attention_mask[:, -1].all():
+            rows = (attention_mask[:, -1] == 0).nonzero().flatten().tolist()
+            raise ValueError(
+                "generate requires prompts that are padded on the left, but attention_mask is 0 at"
+                f" the last token of rows {rows}; set padding_side='left' on the tokenizer"
+            )
         if cache is not None:
             if not use_cache:
                 raise ValueError("generate continues from cache only with use_cache=True")

@@ -16,13 +16,8 @@ from vision_ttt.language.configuration import TTTConfig
 from vision_ttt.language.outputs import TTTModelOutput
 from vision_ttt.language.packing import BOUNDARIES, Packing, first_tokens
 from vision_ttt.language.padding import Padding
-from vision_ttt.layers import (
-    TTTMLP,
-    DirectionalConv1d,
-    GatedNorm,
-    InnerLearner,
-    MiniBatchRotary,
-)
+from vision_ttt.layers import DirectionalConv1d, GatedNorm, InnerLearner
+from vision_ttt.layers.computed_buffer import ComputedBuffer
 
 _WITHOUT_MEANING = frozenset(
     (
@@ -74,7 +69,7 @@ class TTTPreTrainedModel(PreTrainedModel):
         elif isinstance(module, (nn.RMSNorm, DirectionalConv1d, InnerLearner)):
             with init.guard_torch_init_functions():  # for which the mark counts, too
                 module.reset_parameters()
-        if isinstance(module, (InnerLearner, MiniBatchRotary, TTTMLP)):
+        if isinstance(module, ComputedBuffer):
             module.init_non_persistent_buffers()
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from vision_ttt.layers.computed_buffer import ComputedBuffer
 from vision_ttt.ops import ttt_linear, ttt_mlp
 
 
-def _refill(learner: InnerLearner, _keys: object) -> None:
-    """Compute the buffers that state dicts lack after ``load_state_dict(…, assign=True)``."""
-    learner.init_non_persistent_buffers()
-
-
-class InnerLearner(nn.Module, ABC):
+class InnerLearner(ComputedBuffer):
     """Inner models, one per head, with the parameters of an op of ``vision_ttt.ops``.
 
     With two directions there are twice ``num_heads`` heads; the second half scans from T to 1 and
@@ -42,6 +38,8 @@ class InnerLearner(nn.Module, ABC):
     Raises:
         ValueError: an argument is out of its range.
     """
+
+    computed = "inverse_steps"
 
     op: ClassVar[Callable[..., Any]]
     """The op, e.g. :func:`vision_ttt.ttt_linear`."""
@@ -93,11 +91,8 @@ class InnerLearner(nn.Module, ABC):
             self.register_parameter(name, x)
         offset = nn.Parameter(torch.empty(directions, mini_batch_size)) if scaled else None
         self.register_parameter("position_offset", offset)
-        # A buffer, so that calls do not compute it again.
-        steps = self._inverse_steps() if scaled else None
-        self.register_buffer("inverse_steps", steps, persistent=False)
+        self.init_non_persistent_buffers()
         self.reset_parameters()
-        self.register_load_state_dict_post_hook(_refill)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -114,8 +109,10 @@ class InnerLearner(nn.Module, ABC):
         if self.position_offset is not None:
             nn.init.zeros_(self.position_offset)
 
-    def _inverse_steps(self, device: torch.device | None = None) -> Tensor:
-        """1/j for j = 1 … b, in at least float32."""
+    def compute_buffer(self, device: torch.device | None) -> Tensor | None:
+        """1/j for j = 1 … b, in at least float32; None where updates are not scaled."""
+        if self.position_offset is None:
+            return None
         dtype = torch.promote_types(self.position_offset.dtype, torch.float32)
         steps = torch.arange(1, self.mini_batch_size + 1, dtype=dtype, device=device)
         return 1 / steps
@@ -123,22 +120,6 @@ class InnerLearner(nn.Module, ABC):
     def no_weight_decay(self) -> set[str]:
         """All parameters."""
         return {name for name, _ in self.named_parameters()}
-
-    def init_non_persistent_buffers(self) -> None:
-        """Compute the buffers that state dicts lack; timm calls it for models made on ``meta``."""
-        if self.inverse_steps is None:
-            return
-        device = self.inverse_steps.device
-        if device.type == "meta":  # the parameters may have been put in their places before
-            device = self.position_offset.device
-        # Otherwise not theirs: while they are offloaded they are on meta, and the buffer is not.
-        self.inverse_steps = self._inverse_steps(device)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InnerLearner:
-        """Move or cast parameters; buffers of constants are computed again rather than rounded."""
-        super()._apply(fn, recurse)
-        self.init_non_persistent_buffers()
-        return self
 
     def position_scale(self) -> Tensor | None:
         """p_j = max(0, 1/j + learned offset) of each direction's heads: [directions, b].

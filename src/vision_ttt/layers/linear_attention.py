@@ -7,10 +7,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vision_ttt.ops import LinearState
+from vision_ttt.ops._contract import Contract, Whole
 from vision_ttt.ops.padding import fill_padding, padding_of
+from vision_ttt.ops.vit3_ttt.descent import without_autocast
 
 _CHUNK = 64  # tokens whose products with each other are computed at once
 _LEAST = 1e-6  # of a normaliser
+_CONTRACT = Contract(
+    "LinearAttention",
+    {
+        **dict.fromkeys("qkv", "B T H d"),
+        "eta": "B T H",
+        "state.w": "? B H d d",
+        "state.b": "? B H d",
+    },
+    {"H": Whole(1), "d": Whole(1)},
+)
 
 
 class LinearAttention(nn.Module):
@@ -61,8 +73,36 @@ class LinearAttention(nn.Module):
         """Attend by q to k, v [B, T, H, d], weighted by eta [B, T, H].
 
         The state has Σ kᵀ η v as ``w``; as ``b`` it has Σ η v, or Σ φ(k) with a normaliser.
+
+        Raises:
+            TypeError, ValueError: the tensors, the state or the lengths do not fit.
         """
+        if state is not None and not isinstance(state, LinearState):
+            raise TypeError(
+                f"LinearAttention: state must be a LinearState, got {type(state).__name__}"
+            )
+        before = (None, None) if state is None else (state.w, state.b)
+        _CONTRACT.check((q, k, v, eta, *before, self.num_heads, self.head_dim))
         padding = padding_of("LinearAttention", lengths, q)
+        with without_autocast(q):
+            o, w, b = self._attend(q, k, v, eta, *before, padding)
+        if not return_state:
+            return o
+        position = 0 if state is None else state.position
+        added = q.shape[1] if lengths is None else lengths
+        return o, LinearState(w, b, position=(position + added) % self.period)
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        eta: Tensor,
+        w: Tensor | None,
+        b: Tensor | None,
+        padding: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The outputs, and both sums after the last token."""
         dtype, length = q.dtype, q.shape[1]
         q, k = (x.to(eta.dtype) for x in (q, k))
         v = fill_padding(v.to(eta.dtype) * eta.unsqueeze(-1), padding)
@@ -70,13 +110,9 @@ class LinearAttention(nn.Module):
             q, k = F.elu(q) + 1, F.elu(k) + 1
         k = fill_padding(k, padding)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, H, T, d]
-        if state is None:
-            w, b = (
-                v.new_zeros(*v.shape[:2], self.head_dim, self.head_dim),
-                v.new_zeros(v[:, :, 0].shape),
-            )
-        else:
-            w, b = state.w, state.b
+        if w is None or b is None:
+            w = v.new_zeros(*v.shape[:2], self.head_dim, self.head_dim)
+            b = v.new_zeros(v[:, :, 0].shape)
         outputs = []
         for start in range(0, length, _CHUNK):
             q_t, k_t, v_t = (x[:, :, start : start + _CHUNK] for x in (q, k, v))
@@ -90,12 +126,7 @@ class LinearAttention(nn.Module):
             outputs.append(o)
             w = w + k_t.transpose(-1, -2) @ v_t
             b = b + (k_t if self.normalised else v_t).sum(-2)
-        o = torch.cat(outputs, dim=2).transpose(1, 2).to(dtype)
-        if not return_state:
-            return o
-        position = 0 if state is None else state.position
-        added = length if lengths is None else lengths
-        return o, LinearState(w, b, position=(position + added) % self.period)
+        return torch.cat(outputs, dim=2).transpose(1, 2).to(dtype), w, b
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}, normalised={self.normalised}"

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from vision_ttt.layers.computed_buffer import ComputedBuffer
 from vision_ttt.layers.rotary2d import rotate
 from vision_ttt.ops._contract import Whole, check_number, check_whole_numbers
 
 
-class MiniBatchRotary(nn.Module):
+class MiniBatchRotary(ComputedBuffer):
     """RoPE by a token's place n in its mini-batch, 0 ≤ n < b: [B, T, heads, d] → [B, T, heads, d].
 
     Each pair i of adjacent channels is rotated by the angle n · base^(-2 i / d). Places rather than
-    tokens are counted, as in the released code of TTT, because only tokens of the same mini-batch
-    meet in a product of q and k.
+    tokens are counted, as in the released code of TTT, because in a TTT layer
+    only tokens of the same mini-batch meet in a product of q and k.
 
     Args:
         head_dim: d.
@@ -27,6 +26,7 @@ class MiniBatchRotary(nn.Module):
         ValueError: head_dim is odd.
     """
 
+    computed = "table"
     table: Tensor
 
     def __init__(self, head_dim: int, mini_batch_size: int, base: float = 10_000.0) -> None:
@@ -34,24 +34,14 @@ class MiniBatchRotary(nn.Module):
         if head_dim % 2:
             raise ValueError(f"rotary embedding rotates pairs of channels, got head_dim={head_dim}")
         self.head_dim, self.mini_batch_size, self.base = head_dim, mini_batch_size, base
-        self.register_buffer("table", self._table(), persistent=False)
+        self.init_non_persistent_buffers()
 
-    def _table(self, device: torch.device | None = None) -> Tensor:
+    def compute_buffer(self, device: torch.device | None) -> Tensor:
         """Cosines and sines [b, d / 2, 2], float32."""
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)
         places = torch.arange(self.mini_batch_size, dtype=torch.float32, device=device)
         angles = places[:, None] * self.base ** (-pairs / self.head_dim)
         return torch.stack((angles.cos(), angles.sin()), dim=-1)
-
-    def init_non_persistent_buffers(self) -> None:
-        """Compute the buffer that state dicts lack, for modules made on ``meta``."""
-        self.table = self._table(self.table.device)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MiniBatchRotary:
-        """Move the table; it is computed again rather than rounded."""
-        super()._apply(fn, recurse)
-        self.init_non_persistent_buffers()
-        return self
 
     def forward(self, x: Tensor, position: int | Tensor = 0) -> Tensor:
         """Rotate x [B, T, heads, d], whose first token is at ``position``; result in x's dtype.

@@ -220,6 +220,9 @@ class TTTLayer(nn.Module):
             raise TypeError(f"state must be a TTTLayerState, got {type(state).__name__}")
         if state is not None and state.learner is None:
             raise ValueError("state.learner is missing: the state cannot go on")
+        if state is not None and not isinstance(state.learner, (LinearState, MLPState)):
+            kind = type(state.learner).__name__
+            raise TypeError(f"state.learner must be a LinearState or an MLPState, got {kind}")
         if state is not None and self.has_conv == (state.conv_q is None or state.conv_k is None):
             raise ValueError(
                 f"the state must have conv_q and conv_k {'' if self.has_conv else 'None '}"

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
+from vision_ttt.layers.computed_buffer import ComputedBuffer
 from vision_ttt.layers.inner_learner import MLPLearner
 from vision_ttt.layers.ttt_layer import OpTTTLayer
 
 
-def _refill_from_meta(layer: TTTMLP, _keys: object) -> None:
-    """Set the warm-up after ``load_state_dict(…, assign=True)`` into a model made on ``meta``."""
-    if layer.warmup.is_meta:
-        layer.init_non_persistent_buffers()
-
-
-class TTTMLP(OpTTTLayer):
+class TTTMLP(OpTTTLayer, ComputedBuffer):
     """:class:`TTTLayer` with two-layer inner models, :class:`MLPLearner`: [B, T, D] → [B, T, D].
 
     Arguments and errors are :class:`TTTLinear`'s. The base learning rate is 0.1 by default, that of
@@ -25,31 +18,23 @@ class TTTMLP(OpTTTLayer):
     :func:`warm_up_inner_rates`.
     """
 
+    computed = "warmup"
     learner_class = MLPLearner
     default_rate = 0.1
     learner: MLPLearner
     warmup: Tensor
+    warmup_fraction = 1.0
 
     def add_buffers(self) -> None:
         """Register the fraction of the rates that the warm-up has reached."""
-        # A tensor, so that a change of its value does not compile again. Not saved: a trained model
-        # runs at its full rate.
-        one = torch.ones((), dtype=torch.float32, device=self.out_proj.weight.device)
-        self.register_buffer("warmup", one, persistent=False)
-        self.register_load_state_dict_post_hook(_refill_from_meta)
+        self.init_non_persistent_buffers()
 
-    def init_non_persistent_buffers(self) -> None:
-        """Set the buffer that state dicts lack; timm calls it for models made on ``meta``."""
-        device = self.out_proj.weight.device if self.warmup.is_meta else self.warmup.device
-        self.warmup = torch.ones((), dtype=torch.float32, device=device)
+    def compute_buffer(self, device: torch.device | None) -> Tensor:
+        """The fraction, as a tensor, so that a change of its value does not compile again.
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TTTMLP:
-        """Move or cast parameters; a warm-up that leaves ``meta`` is set again."""
-        was_meta = self.warmup.is_meta
-        super()._apply(fn, recurse)
-        if was_meta:
-            self.init_non_persistent_buffers()
-        return self
+        It is not saved: a trained model runs at its full rate.
+        """
+        return torch.full((), self.warmup_fraction, dtype=torch.float32, device=device)
 
     def _scaled(self, rates: Tensor) -> Tensor:
         """The rates of the layer, times the warm-up."""
@@ -70,4 +55,5 @@ def warm_up_inner_rates(model: nn.Module, fraction: float) -> None:
         raise ValueError(f"fraction must be in 0 … 1, got {fraction}")
     for module in model.modules():
         if isinstance(module, TTTMLP):
+            module.warmup_fraction = fraction
             module.warmup.fill_(fraction)
