@@ -118,6 +118,32 @@ def test_feature_extractors():
     assert sum(isinstance(m, PackedVitttBlock) for m in fast.modules()) == 4
 
 
+def test_methods_of_a_model_that_is_cast_take_float32_images():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2).eval()
+    fast, x = for_inference(model, dtype=torch.bfloat16), torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        features = fast.forward_features(x)
+        assert features.dtype == torch.float32
+        assert_close(features, model.forward_features(x), 5e-2)
+        _, maps = fast.forward_intermediates(x, indices=2)
+        assert [each.dtype for each in maps] == [torch.float32] * 2
+        assert_close(fast.forward_head(features), fast(x), 2e-2)
+
+
+def test_modules_that_are_registered_twice_are_packed_at_both_places():
+    linear = torch.nn.Linear(32, 32)
+    twice = torch.nn.Sequential(linear, torch.nn.ReLU(), linear)
+    fast, x = for_inference(twice), torch.randn(4, 32)
+    assert isinstance(fast.model[0], PackedLinear)
+    assert fast.model[2] is fast.model[0]
+    assert_close(fast(x), twice(x), 1e-5)
+    model = timm.create_model("vittt_nano_patch4_32", num_classes=4, depth=3).eval()
+    model.blocks[2] = model.blocks[0]
+    fast, x = for_inference(model, strict=True), torch.randn(1, 3, 32, 32)
+    assert isinstance(fast.model.blocks, PackedVitttBlocks)
+    assert_close(fast(x), model(x), 1e-4)
+
+
 def test_a_block_or_a_layer_alone():
     model, y = small("vittt_nano_patch4_32"), torch.randn(1, 35, 96)
     block = for_inference(model.blocks[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -14,7 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 class EvaluationOnly(nn.Module):
     """The result of :func:`vision_ttt.for_inference`, which is called like the model that it wraps.
 
-    Other attributes are looked up in that model. The wrapper supports copying, pickling,
+    Other attributes are looked up in that model; its methods ``forward_features`` and the like are
+    called as the model is, with the same casts. The wrapper supports copying, pickling,
     ``torch.compile``, ``torch.export`` and calls from several threads at once.
 
     Args:
@@ -38,11 +40,12 @@ class EvaluationOnly(nn.Module):
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._refuse_gradients(args, kwargs)
         with torch.no_grad():
-            if self.cast is None:
-                return self.model(*args, **kwargs)
-            return _cast(
-                self.model(*_cast(args, self.cast), **_cast(kwargs, self.cast)), torch.float32
-            )
+            return self._with_casts(self.model, *args, **kwargs)
+
+    def _with_casts(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.cast is None:
+            return function(*args, **kwargs)
+        return _cast(function(*_cast(args, self.cast), **_cast(kwargs, self.cast)), torch.float32)
 
     def _refuse_gradients(self, args: Any, kwargs: Any) -> None:
         for name, parameter in self.model.named_parameters():
@@ -113,7 +116,9 @@ class EvaluationOnly(nn.Module):
             # copying it say, is not one of this module.
             if name == "model" or (name.startswith("__") and name.endswith("__")):
                 raise
-            return getattr(super().__getattr__("model"), name)
+            found = getattr(super().__getattr__("model"), name)
+            is_call = self.cast is not None and name.startswith("forward_")
+            return partial(self._with_casts, found) if is_call else found
 
 
 _WHAT_IT_IS = (

@@ -104,7 +104,8 @@ def for_inference(
     if cast is not None:
         packed = packed.to(cast)
     done: str | None = None
-    for name, module in list(packed.named_modules()):
+    for module, names in _places(packed).items():
+        name = names[0]
         if any(_is_within(name, block) for block in stay):
             continue
         if done is not None and _is_within(name, done):  # a part of a layer that was packed
@@ -115,7 +116,7 @@ def for_inference(
         for kind, packed_layer in _PACKED_LAYERS:
             if isinstance(module, kind):
                 with suppress(UnsupportedPart):
-                    packed = _replaced(packed, name, packed_layer(module, dtype))
+                    packed = _replaced(packed, names, packed_layer(module, dtype))
                     done = name
     return EvaluationOnly(packed, cast)
 
@@ -128,7 +129,7 @@ def pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[s
     model = copy.deepcopy(model).eval().float().requires_grad_(False)
     to_plain(model)
     stay = {}
-    for name, module in list(model.named_modules()):
+    for module, names in _places(model).items():
         for packed_block in PACKED_BLOCKS:
             if isinstance(module, packed_block.kind):
                 try:
@@ -136,14 +137,14 @@ def pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[s
                 except OtherDesign:
                     pass  # its layers have packed forms of their own
                 except (UnsupportedPart, ValueError) as unsupported:
-                    stay[name] = str(unsupported)
+                    stay[names[0]] = str(unsupported)
                 else:
-                    model = _replaced(model, name, replacement)
-    for name, module in list(model.named_modules()):
+                    model = _replaced(model, names, replacement)
+    for module, names in _places(model).items():
         if isinstance(module, PackedVitttBlocks.kind):
             with suppress(UnsupportedPart):  # its blocks are called one by one
                 require(module, "it", PackedVitttBlocks.kind)
-                model = _replaced(model, name, PackedVitttBlocks(module))
+                model = _replaced(model, names, PackedVitttBlocks(module))
     if LIBRARY is None:
         stay[""] = f"the compiled kernels are missing; to get them, run: {install_command()}"
     return model, stay
@@ -159,8 +160,17 @@ def _is_within(name: str, outer: str) -> bool:
     return f"{name}.".startswith(f"{outer}." if outer else "")
 
 
-def _replaced(model: nn.Module, name: str, replacement: nn.Module) -> nn.Module:
-    if not name:
+def _places(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Each module → its names, several where it is registered several times."""
+    places: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        places.setdefault(module, []).append(name)
+    return places
+
+
+def _replaced(model: nn.Module, names: list[str], replacement: nn.Module) -> nn.Module:
+    if names == [""]:
         return replacement
-    model.set_submodule(name, replacement)
+    for name in names:
+        model.set_submodule(name, replacement)
     return model
