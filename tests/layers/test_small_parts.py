@@ -144,11 +144,12 @@ def test_position_scale_is_one_over_j_plus_offset_and_never_negative():
         ({"directions": 3}, "directions must be 1 or 2, got 3"),
         ({"learnable_states": 2}, r"learnable_states must be in 0 … 1 .* got 2"),
         ({"mini_batch_size": 0}, "mini_batch_size must be at least 1, got 0"),
+        ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
     ],
 )
 def test_learner_refuses(options, message):
     with pytest.raises(ValueError, match=message):
-        LinearLearner(2, 4, **options)
+        LinearLearner(**{"num_heads": 2, "head_dim": 4, **options})
 
 
 def test_the_position_scale_stays_where_it_is_while_parameters_are_on_meta():

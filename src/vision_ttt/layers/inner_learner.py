@@ -63,6 +63,8 @@ class InnerLearner(ComputedBuffer):
         state_shapes = self.state_shapes(head_dim)
         if learnable_states is None:
             learnable_states = directions
+        if num_heads < 1:
+            raise ValueError(f"num_heads must be at least 1, got {num_heads}")
         if directions not in (1, 2):
             raise ValueError(f"directions must be 1 or 2, got {directions}")
         if not 0 <= learnable_states <= directions:
