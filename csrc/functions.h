@@ -21,15 +21,16 @@ VISION_TTT_INLINE Vector exp_of_rest(Vector x, Vector n) {
   return p * r * r + r + 1.0f;
 }
 
-// e^x with a relative error of 1e-7 (8e-8 measured from -86 to 87): 2^n e^r with |r| ≤ ln 2 / 2. Saturates
-// below e^-87 and above e^88; NaN stays NaN.
+// e^x with a relative error of 1e-7 (8e-8 measured from -86 to 87): 2^n e^r with |r| ≤ ln 2 / 2. It is infinite
+// above 88.8 and 0 below -104, without AVX-512 above 88.4 (n = 128) and below -87.7 (n = -127). A least number
+// in the place of 0 would not do: SiLU and GELU multiply it with x, which may be huge. NaN stays NaN.
 VISION_TTT_INLINE Vector exp(Vector x) {
 #ifdef __AVX512F__
   // If an argument is NaN, max and min return the second one. The masks are full: GCC 12 warns
   // about the functions without a mask.
   constexpr __mmask16 all = 0xffff;
-  __m512 limited = _mm512_maskz_max_ps(all, _mm512_set1_ps(-87.0f), reinterpret_cast<__m512>(x));
-  limited = _mm512_maskz_min_ps(all, _mm512_set1_ps(88.0f), limited);
+  __m512 limited = _mm512_maskz_max_ps(all, _mm512_set1_ps(-104.0f), reinterpret_cast<__m512>(x));
+  limited = _mm512_maskz_min_ps(all, _mm512_set1_ps(89.0f), limited);
   const Vector y = reinterpret_cast<Vector>(limited), z = y * 1.44269504088896341f;
   const __m512 n = _mm512_maskz_roundscale_ps(all, reinterpret_cast<__m512>(z),
                                              _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -38,13 +39,14 @@ VISION_TTT_INLINE Vector exp(Vector x) {
       _mm512_maskz_scalef_ps(all, reinterpret_cast<__m512>(rest), n));
 #else
   const Vector original = x;
-  x = select(x < -87.0f, splat(-87.0f), x);
-  x = select(x > 88.0f, splat(88.0f), x);
+  x = select(x < -88.0f, splat(-88.0f), x);
+  x = select(x > 89.0f, splat(89.0f), x);
   const Vector magic = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer
   const Vector n = (x * 1.44269504088896341f + magic) - magic;
   // A NaN cannot be converted to an integer and is returned unchanged.
   const IntVector number = original == original;
   const Vector whole = select(number, n, Vector{});
+  // The bits of 2^n, for n = -127 those of 0, for n = 128 those of infinity.
   const IntVector bits = (__builtin_convertvector(whole, IntVector) + 127) << 23;
   return select(number, exp_of_rest(x, n) * reinterpret_cast<Vector>(bits), original);
 #endif

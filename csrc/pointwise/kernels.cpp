@@ -123,7 +123,7 @@ void VISION_TTT_KERNEL(swiglu_backward)(const SwiGlu& p) {
     for (int64_t i = 0; i < p.hidden; i += kLanes) {
       const Vector x = load(a + i), incoming = load(dout + i), s = sigmoid(x);
       store(da + i, incoming * load(b + i) * (s + x * s * (1.0f - s)));
-      store(db + i, incoming * x * s);
+      store(db + i, incoming * (x * s));
     }
   }
 }

@@ -82,6 +82,25 @@ def test_activations_far_out_and_not_finite():
     assert gated_norm(z, infinite.view(1, 1, 16), weight, weight + 1).isnan().all()
 
 
+def gelu(x):
+    weight = x.new_zeros(1, 16)
+    return gated_norm(x.new_zeros(1, 1, 16), x.view(1, 1, 16), weight, weight + 1).view(16)
+
+
+@pytest.mark.parametrize(("function", "incoming"), [(swiglu, 1e4), (gelu, 1.0)])
+def test_huge_activations(function, incoming):
+    """SiLU and GELU are x or 0, and their derivatives 1 or 0, whatever they are multiplied with."""
+    x = torch.tensor([90.0, 1e3, 1e10, 1e20, 1e30, 1e36, 1e37, 1e38])
+    x = torch.cat([x, -x, *[torch.ones(16)] * (function is swiglu)])
+    got, wanted = [], []
+    for results, dtype in ((got, torch.float32), (wanted, torch.float64)):
+        given = x.to(dtype, copy=True).requires_grad_()
+        out = function(given)
+        results += out, *torch.autograd.grad(out, given, torch.full_like(out, incoming))
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b.float(), rtol=1e-6, atol=1e-6)
+
+
 def test_slices_of_a_fused_projection_come_in_as_they_are():
     fused = torch.randn(2, 40, 96)
     before = fused.clone()

@@ -19,7 +19,7 @@ VISION_TTT_INLINE void swiglu_gradients(float* a, float* b, int64_t row, float* 
     for (int64_t i = 0; i < count; i += kLanes) {
       const Vector x = load(a + i), value = load(b + i), incoming = load(h + i), s = sigmoid(x);
       store(a + i, incoming * value * (s + x * s * (1.0f - s)));
-      store(b + i, incoming * x * s);
+      store(b + i, incoming * (x * s));
       store(h + i, x * s * value);
     }
 }
