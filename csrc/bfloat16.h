@@ -23,7 +23,8 @@ VISION_TTT_INLINE Vector load(const Bfloat16* p) {
   return reinterpret_cast<Vector>(__builtin_convertvector(bits, IntVector) << 16);
 }
 
-// Round to nearest, ties to even; NaN stays NaN.
+// Round to nearest, ties to even; NaN stays NaN. AVX-512's own conversion makes 0 of subnormal numbers, the other
+// branch keeps them.
 VISION_TTT_INLINE void store(Bfloat16* p, Vector v) {
 #ifdef __AVX512BF16__
   const auto rounded = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(v));
