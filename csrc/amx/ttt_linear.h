@@ -52,7 +52,7 @@ class MiniBatchInTiles : Views<D> {
     take(step_pairs, 8 * D), take(seen, 16 * 8);
     // What is not needed at the same time shares memory, so that all of it and W fit the first cache level.
     step = v_copy, change = k;
-    if (p.taps + 15 <= 40) raw = z;  // [taps + 15, D] in place of all that was taken above, but `seen`
+    if (p.taps + 15 <= 40) raw = z;  // [taps + 15, D] in place of what was taken before step_pairs
   }
 
   static TileRegisters registers() {

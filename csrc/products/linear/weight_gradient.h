@@ -54,8 +54,8 @@ VISION_TTT_INLINE void outer_columns(const float* a, int64_t a_row, int64_t coun
 }
 
 // sums [count, columns] = aᵀ b, or += where `adds`, for up to kRowsOfChunk rows of a [rows, count] and
-// b [rows, columns]. `count` is at most kMostColumns; both are multiples of 16. Rows of `a` begin in different
-// sets of the first cache level.
+// b [rows, columns]. `count` and `columns` are multiples of 16; with tiles `count` is at most kMostColumns.
+// Rows of `a` begin in different sets of the first cache level.
 __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row, int64_t count,
                                                   const float* b, int64_t b_row, int64_t columns,
                                                   int64_t rows, float* sums, bool adds, NextRows& next) {

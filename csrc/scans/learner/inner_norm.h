@@ -1,6 +1,6 @@
 // The inner norm, and the gradient of a token's loss through it.
 //
-// The formulas are those of src/vision_ttt/ops/ttt_linear/inner_model.py, one token at a time.
+// The formulas are those of src/vision_ttt/ops/_learner_inner_model.py, one token at a time.
 #pragma once
 
 #include <cmath>

@@ -5,7 +5,7 @@
 
 #include "../../export.h"
 
-// The tokens between two saved states, CHUNK_TOKENS of src/vision_ttt/ops/selective_scan/chunks.py.
+// The tokens between two saved states, CHUNK_TOKENS of src/vision_ttt/ops/selective_scan/contract.py.
 #define VISION_TTT_SCAN_CHUNK 64
 
 extern "C" {

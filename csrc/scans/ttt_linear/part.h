@@ -1,5 +1,5 @@
-// A part of a mini-batch of ttt_linear, for one head of one image: the mirror of ttt_linear_mini_batch in
-// src/vision_ttt/ops/ttt_linear/state.py.
+// A part of a mini-batch of ttt_linear, for one head of one image: the mirror of mini_batch() in
+// src/vision_ttt/ops/_learner_dual.py.
 #pragma once
 
 #include "../learner/open_layer.h"

@@ -1,5 +1,5 @@
-// A part of a mini-batch of ttt_mlp, for one head of one image: the mirror of ttt_mlp_mini_batch in
-// src/vision_ttt/ops/ttt_mlp/state.py.
+// A part of a mini-batch of ttt_mlp, for one head of one image: the mirror of mini_batch() in
+// src/vision_ttt/ops/_learner_dual.py.
 #pragma once
 
 #include "../learner/open_layer.h"
