@@ -17,7 +17,7 @@ struct NormParameters {
 struct GatedNorm {
   Sequence z;           // [B, T, R D]
   Sequence gate;        // [B, T, D]; null data for no gate
-  Sequence out;         // [B, T, D], may overlap z; in the backward pass the incoming gradient
+  Sequence out;         // [B, T, D]; in the backward pass the incoming gradient
   const float* weight;  // [R, D]
   const float* bias;    // [R, D]
   int64_t batch, length, dim, parts, threads;
