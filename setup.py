@@ -46,7 +46,7 @@ KERNELS_OF = {
         "blocks/swiglu_mlp/kernels.cpp",
         "products/linear/kernels.cpp",
         "products/packed/kernels.cpp",
-        "scans/ttt_linear/kernels.cpp",
+        "scans/ttt_linear/forward/kernels.cpp",
     )
 }
 PROBE = "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n"

@@ -1,20 +1,10 @@
-// ttt_linear's kernels for one instruction set. The build compiles this file once per instruction set,
+// ttt_linear's other kernels for one instruction set. The build compiles this file once per instruction set,
 // with its name in VISION_TTT_ISA and its compiler flags.
-#include "../../amx/ttt_linear.h"
 #include "../learner/run_heads.h"
 #include "backward.h"
-#include "forward.h"
 #include "part.h"
 
 namespace {
-
-template <int D>
-struct Forward {
-  using Tensors = Outputs;
-  static constexpr int64_t kHeads = kHeadsTogether<D>;
-  static size_t floats(const Problem& p) { return forward_floats<D>(p); }
-  static void run(const Heads& h, const Outputs& t, Scratch& s) { forward_heads<D>(h, t, s); }
-};
 
 template <int D>
 struct Backward {
@@ -36,10 +26,6 @@ struct PartOfMiniBatch {
 };
 
 }  // namespace
-
-int VISION_TTT_KERNEL(ttt_linear_forward)(const Problem& p, const Outputs& o) {
-  return run_forward<Forward>(p, o);
-}
 
 int VISION_TTT_KERNEL(ttt_linear_backward)(const Problem& p, const Gradients& g) {
   return run<Backward>(p, g);
