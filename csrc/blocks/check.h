@@ -36,7 +36,7 @@ PackedBuffer of_block(int64_t columns, int64_t inner, bool is_bfloat16, bool the
 void check_packed_linear(int64_t rows, int64_t inner, int64_t columns, bool is_bfloat16) {
   Buffer x(rows * inner), out(rows * columns, false);
   PackedBuffer weight(columns, inner, is_bfloat16);
-  const PackedLinear linear{x, out, weight.packed, rows, inner, columns, is_bfloat16, 0, 0, 2};
+  const PackedLinear linear{x, out, weight.packed, rows, inner, is_bfloat16, 0, 2};
   expect(vision_ttt_packed_linear(&linear) == 0 && out.finite(), "a packed product is finite");
 }
 

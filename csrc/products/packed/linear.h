@@ -68,7 +68,7 @@ class ForRows {
   Buffers terms_;
 };
 
-template <class Element, class In, class Out>
+template <class Element, class In>
 int linear(const PackedLinear& p) {
   const int64_t inner = p.weight.inner, columns = p.weight.columns;
   constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
@@ -81,9 +81,9 @@ int linear(const PackedLinear& p) {
   const size_t bytes = as_it_is ? 0 : Buffers::padded(chunks.most() * padded * sizeof(Element));
   auto multiply = [&](const Chunk& c, const Part& part, Buffers& buffers) {
     const In* x = static_cast<const In*>(p.x) + c.start * p.x_row;
-    Out* out = static_cast<Out*>(p.out) + c.start * p.out_row + part.first;
+    In* out = static_cast<In*>(p.out) + c.start * columns + part.first;
     const float* bias = p.weight.bias ? p.weight.bias + part.first : nullptr;
-    const Sink<Out> sink{out, p.out_row, part.columns, bias};
+    const Sink<In> sink{out, columns, part.columns, bias};
     if constexpr (std::is_same<Element, In>::value)
       if (as_it_is) return product(x, p.x_row, c.count, weight, part, sink);
     product(inputs<Element>(x, p.x_row, c.count, inner, padded, buffers), padded, c.count, weight, part,

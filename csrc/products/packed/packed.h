@@ -21,9 +21,9 @@ struct PackedLinear {
   const void* x;
   void* out;
   Packed weight;
-  int64_t rows, x_row, out_row;
-  int64_t is_bfloat16;                     // of the weight
-  int64_t x_is_bfloat16, out_is_bfloat16;
+  int64_t rows, x_row;
+  int64_t is_bfloat16;    // of the weight
+  int64_t x_is_bfloat16;  // and out
   int64_t threads;
 };
 

@@ -53,8 +53,7 @@ class _PackedLinear(ctypes.Structure):
         ("x", c_void_p),
         ("out", c_void_p),
         ("weight", PackedStructure),
-        *((name, c_int64) for name in ("rows", "x_row", "out_row", "is_bfloat16")),
-        *((name, c_int64) for name in ("x_is_bfloat16", "out_is_bfloat16", "threads")),
+        *((name, c_int64) for name in ("rows", "x_row", "is_bfloat16", "x_is_bfloat16", "threads")),
     )
 
 
@@ -88,11 +87,10 @@ def _forward(inputs: Inputs) -> Tensor:
     if rows.stride(-1) != 1:
         rows = rows.contiguous()
     weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
-    halves = x.dtype == torch.bfloat16
     problem = _PackedLinear.pack(
         *(rows.data_ptr(), out.data_ptr(), weight.data_ptr(), pointer(bias), inner, columns, 0),
-        *(rows.shape[0], rows.stride(0), columns, weight.dtype == torch.bfloat16),
-        *(halves, halves, torch.get_num_threads()),
+        *(rows.shape[0], rows.stride(0)),
+        *(weight.dtype == torch.bfloat16, x.dtype == torch.bfloat16, torch.get_num_threads()),
     )
     run_kernel("vision_ttt_packed_linear", problem)
     return out
