@@ -128,7 +128,7 @@ void check_pointwise(int64_t B, int64_t T, int64_t D) {
   vision_ttt_silu(&silu);
   vision_ttt_silu(&silu_backward);
   expect(y.finite(), "silu and its gradient are finite");
-  SwiGlu glu{z, y, dz, B * T, D, 2 * D, D, 2};
+  SwiGlu glu{z, y, dz, B * T, D, 2};
   vision_ttt_swiglu(&glu);
   vision_ttt_swiglu_backward(&glu);
   expect(y.finite() && dz.finite(), "swiglu is finite");

@@ -106,8 +106,8 @@ void VISION_TTT_KERNEL(silu)(const Silu& p) {
 void VISION_TTT_KERNEL(swiglu)(const SwiGlu& p) {
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t t = 0; t < p.rows; ++t) {
-    const float *a = p.x + t * p.x_row, *b = a + p.hidden;
-    float* out = p.out + t * p.out_row;
+    const float *a = p.x + t * 2 * p.hidden, *b = a + p.hidden;
+    float* out = p.out + t * p.hidden;
     for (int64_t i = 0; i < p.hidden; i += kLanes) {
       const Vector x = load(a + i);
       store(out + i, x * sigmoid(x) * load(b + i));
@@ -118,7 +118,7 @@ void VISION_TTT_KERNEL(swiglu)(const SwiGlu& p) {
 void VISION_TTT_KERNEL(swiglu_backward)(const SwiGlu& p) {
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t t = 0; t < p.rows; ++t) {
-    const float *a = p.x + t * p.x_row, *b = a + p.hidden, *dout = p.out + t * p.out_row;
+    const float *a = p.x + t * 2 * p.hidden, *b = a + p.hidden, *dout = p.out + t * p.hidden;
     float *da = p.dx + t * 2 * p.hidden, *db = da + p.hidden;
     for (int64_t i = 0; i < p.hidden; i += kLanes) {
       const Vector x = load(a + i), incoming = load(dout + i), s = sigmoid(x);

@@ -32,10 +32,10 @@ struct GatedNormGradients {
 
 // out = SiLU(a) b with a, b the halves of x's rows.
 struct SwiGlu {
-  const float* x;    // [N, 2 H], rows x_row floats apart
-  float* out;        // [N, H], rows out_row apart; backward: incoming gradient
-  float* dx;         // [N, 2 H]; backward pass only
-  int64_t rows, hidden, x_row, out_row, threads;
+  const float* x;  // [N, 2 H]
+  float* out;      // [N, H]; backward: incoming gradient
+  float* dx;       // [N, 2 H]; backward pass only
+  int64_t rows, hidden, threads;
 };
 
 // out = SiLU(x), or with an incoming gradient grad, out = grad · SiLU'(x). out may be x or grad.

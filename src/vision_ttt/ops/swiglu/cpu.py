@@ -18,7 +18,7 @@ from vision_ttt.ops.swiglu.contract import Inputs
 class _SwiGlu(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "out", "dx")),
-        *((name, c_int64) for name in ("rows", "hidden", "x_row", "out_row", "threads")),
+        *((name, c_int64) for name in ("rows", "hidden", "threads")),
     )
 
 
@@ -31,7 +31,7 @@ def _problem(x: Tensor, out: Tensor, dx: Tensor | None) -> bytes:
     width = x.shape[-1]
     return _SwiGlu.pack(
         *(x.data_ptr(), out.data_ptr(), pointer(dx)),
-        *(x.numel() // width, width // 2, width, out.shape[-1], torch.get_num_threads()),
+        *(x.numel() // width, width // 2, torch.get_num_threads()),
     )
 
 
