@@ -123,7 +123,7 @@ struct Views {
   float* k_t;         // Kᵀ [D, cols], columns past n zero
   float* attention;   // A [n, cols], zero above the diagonal
   float* eta;         // [n]
-  Taps<D> taps;       // the current head's
+  Taps<D> taps{};     // the current head's
   float* raw;              // [K - 1 + n, D]: the input tokens of a convolution
 
   static size_t floats(const Problem& p) {

@@ -12,17 +12,15 @@ class BackwardPass {
  public:
   static size_t floats(const Problem& p) {
     const int64_t padded = round_up(p.mini_batch_size, kLanes);
-    return MiniBatch<D>::floats(p, Direction::kBackward) + Taps<D>::floats(p) +
-           (held_states(p) + 1) * Weights<D>::kFloats + 2 * D + round_up(p.mini_batch_size, 16) +
-           D * kPanel + 6 * padded * 4 * D + 9 * padded * D + D * padded + padded * kPanel +
-           2 * padded * padded + padded + 26 * 16;
+    return MiniBatch<D>::floats(p, Direction::kBackward) + (held_states(p) + 1) * Weights<D>::kFloats +
+           2 * D + round_up(p.mini_batch_size, 16) + D * kPanel + 6 * padded * 4 * D + 9 * padded * D +
+           D * padded + padded * kPanel + 2 * padded * padded + padded + 26 * 16;
   }
 
   BackwardPass(const Head& h, const Gradients& gradients, Scratch& scratch)
       : head(h), p(h.p), grad(gradients), norm(h.norm()) {
     const int64_t padded = round_up(p.mini_batch_size, kLanes);
     batch.allocate(scratch, p, Direction::kBackward);
-    batch.taps = Taps<D>::load(scratch, head);
     states = scratch.take(held_states(p) * Weights<D>::kFloats);
     dw = {scratch.take(Weights<D>::kFloats)};
     dweight = scratch.take(D);
