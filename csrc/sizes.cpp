@@ -1,16 +1,7 @@
 // The sizes of the C interface's structures, for comparison with their declarations in another language.
 #include <cstring>
 
-#include "blocks/blocks.h"
-#include "blocks/swiglu_mlp/swiglu_mlp.h"
-#include "convolutions/conv1d/conv1d.h"
-#include "convolutions/conv2d/conv2d.h"
-#include "convolutions/deformable_attention/deformable_attention.h"
-#include "pointwise/pointwise.h"
-#include "products/linear/linear.h"
-#include "products/packed/packed.h"
-#include "scans/learner/problem.h"
-#include "scans/selective_scan/selective_scan.h"
+#include "kernels.h"
 
 #define VISION_TTT_SIZE(structure) \
   if (!std::strcmp(name, #structure)) return sizeof(structure);
