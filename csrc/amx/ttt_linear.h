@@ -45,11 +45,9 @@ class MiniBatchInTiles : Views<D> {
   }
   void allocate(Scratch& scratch, const Problem& p) {
     Views<D>::allocate(scratch, p);
-    auto take = [&](auto*& piece, size_t floats) {
-      piece = reinterpret_cast<std::remove_reference_t<decltype(piece)>>(scratch.take(floats));
-    };
-    take(z, 16 * D), take(rounded, 8 * D), take(k_pairs, 8 * D), take(k_columns, 8 * D);
-    take(step_pairs, 8 * D), take(seen, 16 * 8);
+    z = scratch.take(16 * D);
+    for (Bfloat16** piece : {&rounded, &k_pairs, &k_columns, &step_pairs}) *piece = scratch.take<Bfloat16>(16 * D);
+    seen = scratch.take<Bfloat16>(16 * 16);
     // What is not needed at the same time shares memory, so that all of it and W fit the first cache level.
     step = v_copy, change = k;
     if (p.taps + 15 <= 40) raw = z;  // [taps + 15, D] in place of what was taken before step_pairs
@@ -225,7 +223,7 @@ void forward_heads_in_tiles(const Heads& heads, const Outputs& out, Scratch& scr
   for (int64_t i = 0; i < heads.count; ++i) {
     LearnerInTiles<D>& learner = learners[i];
     static_cast<Learner<D>&>(learner) = initial_learner<D>(heads[i], scratch);
-    learner.pairs = reinterpret_cast<Bfloat16*>(scratch.take(D * D / 2));
+    learner.pairs = scratch.take<Bfloat16>(D * D);
     MiniBatchInTiles<D>::round_state(learner.w, learner.pairs);
   }
   const TileRegisters registers = MiniBatchInTiles<D>::registers();

@@ -28,7 +28,7 @@ struct MambaWorkspace {
   MambaWorkspace(const PackedMambaBlock& p, int64_t rows, char* memory) {
     auto take = [&](auto*& piece, int64_t count) {
       piece = reinterpret_cast<std::remove_reference_t<decltype(piece)>>(memory + bytes);
-      bytes += Buffers::padded(count * sizeof(*piece));
+      bytes += Scratch::padded(count * sizeof(*piece));
     };
     take(u, rows * (p.inner > p.dim ? p.inner : p.dim));
     take(low, rows * p.forth.low.columns);
@@ -93,8 +93,8 @@ class MambaPasses {
 
   // x and z [B, T, 2 E], and the first visitors' sums [B, T, E]; of a band, x of the tokens before and after.
   size_t bytes_of_tokens() const {
-    if (in_band_) return Buffers::padded((p_.length + seen_) * columns_ * sizeof(Element));
-    return Buffers::padded(p_.batch * p_.length * 3 * p_.inner * sizeof(Element));
+    if (in_band_) return Scratch::padded((p_.length + seen_) * columns_ * sizeof(Element));
+    return Scratch::padded(p_.batch * p_.length * 3 * p_.inner * sizeof(Element));
   }
   size_t bytes_of_team(const MambaChunks& chunks) const {
     return MambaWorkspace<Element>(p_, chunks.rows, nullptr).bytes;

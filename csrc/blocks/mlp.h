@@ -16,15 +16,15 @@ struct SwiGluMlp {
 
   static size_t bytes(int64_t rows) {
     const size_t numbers = rows * kHiddenAtOnce;
-    return 2 * Buffers::padded(numbers * sizeof(float)) + Buffers::padded(numbers * sizeof(Element));
+    return 2 * Scratch::padded(numbers * sizeof(float)) + Scratch::padded(numbers * sizeof(Element));
   }
 
   // `next` is what is multiplied with after it, as in product().
-  void operator()(const Element* x, int64_t rows, float* y, Buffers& buffers,
+  void operator()(const Element* x, int64_t rows, float* y, Scratch& scratch,
                   const Pieces& next = {}) const {
-    float* a = buffers.take<float>(rows * kHiddenAtOnce);
-    float* b = buffers.take<float>(rows * kHiddenAtOnce);
-    Element* h = buffers.take<Element>(rows * kHiddenAtOnce);
+    float* a = scratch.take(rows * kHiddenAtOnce);
+    float* b = scratch.take(rows * kHiddenAtOnce);
+    Element* h = scratch.take<Element>(rows * kHiddenAtOnce);
     const int64_t dim = out.columns, hidden = out.inner;
     for (int64_t start = 0; start < hidden; start += kHiddenAtOnce) {
       const int64_t left = hidden - start;
@@ -59,13 +59,13 @@ struct GeluMlp {
 
   static size_t bytes(int64_t rows) {
     const size_t numbers = rows * kHiddenAtOnce;
-    return Buffers::padded(numbers * sizeof(float)) + Buffers::padded(numbers * sizeof(Element));
+    return Scratch::padded(numbers * sizeof(float)) + Scratch::padded(numbers * sizeof(Element));
   }
 
   void operator()(const Element* x, int64_t rows, const float* gate, float* y,
-                  Buffers& buffers) const {
-    float* z = buffers.take<float>(rows * kHiddenAtOnce);
-    Element* h = buffers.take<Element>(rows * kHiddenAtOnce);
+                  Scratch& scratch) const {
+    float* z = scratch.take(rows * kHiddenAtOnce);
+    Element* h = scratch.take<Element>(rows * kHiddenAtOnce);
     for (int64_t start = 0; start < fc1.columns; start += kHiddenAtOnce) {
       const int64_t count = hidden_at(start);
       first(x, rows, start, count, z, begin_of<Element>(fc2, sums_of(start)));

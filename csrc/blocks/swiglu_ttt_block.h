@@ -53,10 +53,10 @@ struct SwigluTttPasses {
 
   // q, k, v = Linear(LN(y)), rotated, and the moments of each chunk's keys.
   int project() const {
-    const size_t bytes = Buffers::padded(chunks.most() * p.dim * sizeof(Element));
-    return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
+    const size_t bytes = Scratch::padded(chunks.most() * p.dim * sizeof(Element));
+    return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Scratch& scratch) {
       const int64_t first = (c.image * p.length + c.start) * p.dim;
-      Element* x = buffers.take<Element>(c.count * p.dim);
+      Element* x = scratch.take<Element>(c.count * p.dim);
       normalise_rows(p.y + first, c.count, p.dim, p.norm1, c.image, x);
       float* const views[] = {queries + first, keys + first, values + first};
       for (int64_t i = 0; i < 3; ++i) {
@@ -173,17 +173,17 @@ struct SwigluTttPasses {
       for (int64_t i = 0; i < d * d; ++i)
         back[h * d * d + i % d * d + i / d] = p.out_units[h * d * d + i];
     const size_t most = chunks.most();
-    const size_t bytes = Buffers::padded(most * p.dim * sizeof(float)) +
-                         Buffers::padded(most * 2 * d * sizeof(float)) +
-                         Buffers::padded(most * d * sizeof(float));
+    const size_t bytes = Scratch::padded(most * p.dim * sizeof(float)) +
+                         Scratch::padded(most * 2 * d * sizeof(float)) +
+                         Scratch::padded(most * d * sizeof(float));
     const auto ascent_of = [this](int64_t group) { return ascents + group * p.heads * unit; };
     return for_each_group(
         chunks, groups, p.threads, bytes,
         [&](int64_t group) { std::memset(ascent_of(group), 0, p.heads * unit * sizeof(float)); },
-        [&](int64_t group, const Chunk& c, Buffers& buffers) {
-          float* k = buffers.take<float>(c.count * p.dim);
-          float* z = buffers.take<float>(c.count * 2 * d);
-          float* g = buffers.take<float>(c.count * d);
+        [&](int64_t group, const Chunk& c, Scratch& scratch) {
+          float* k = scratch.take(c.count * p.dim);
+          float* z = scratch.take(c.count * 2 * d);
+          float* g = scratch.take(c.count * d);
           convolve(c, keys, p.k_conv, p.k_conv_bias, k);
           const float* v = values + (c.image * p.length + c.start) * p.dim;
           for (int64_t h = 0; h < p.heads; ++h)
@@ -229,16 +229,16 @@ struct SwigluTttPasses {
   int answer() const {
     const GeluMlp<Element> mlp{p.fc1, p.fc2, p.tanh_gelu != 0};
     const size_t most = chunks.most();
-    const size_t bytes = Buffers::padded(most * p.dim * sizeof(float)) +
-                         2 * Buffers::padded(most * p.dim * sizeof(Element)) +
-                         Buffers::padded(most * 2 * d * sizeof(float)) +
-                         Buffers::padded(most * d * sizeof(float)) + mlp.bytes(most);
-    return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
+    const size_t bytes = Scratch::padded(most * p.dim * sizeof(float)) +
+                         2 * Scratch::padded(most * p.dim * sizeof(Element)) +
+                         Scratch::padded(most * 2 * d * sizeof(float)) +
+                         Scratch::padded(most * d * sizeof(float)) + mlp.bytes(most);
+    return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Scratch& scratch) {
       const int64_t first = (c.image * p.length + c.start) * p.dim;
-      float* q = buffers.take<float>(c.count * p.dim);
-      float* z = buffers.take<float>(c.count * 2 * d);
-      float* hidden = buffers.take<float>(c.count * d);
-      Element* o = buffers.take<Element>(c.count * p.dim);
+      float* q = scratch.take(c.count * p.dim);
+      float* z = scratch.take(c.count * 2 * d);
+      float* hidden = scratch.take(c.count * d);
+      Element* o = scratch.take<Element>(c.count * p.dim);
       convolve(c, queries, p.q_conv, p.q_conv_bias, q);
       for (int64_t h = 0; h < p.heads; ++h) {
         const float* w = units + (c.image * p.heads + h) * unit;
@@ -252,16 +252,16 @@ struct SwigluTttPasses {
       float* y = p.out + first;
       product(o, p.dim, c.count, p.proj,
               Sink<float>{y, p.dim, p.dim, p.proj.bias, p.gate1, p.y + first, p.dim}, mlp.begin(0));
-      Element* x = buffers.take<Element>(c.count * p.dim);
+      Element* x = scratch.take<Element>(c.count * p.dim);
       normalise_rows(y, c.count, p.dim, p.norm2, c.image, x);
-      mlp(x, c.count, p.gate2, y, buffers);
+      mlp(x, c.count, p.gate2, y, scratch);
     });
   }
 
  private:
   float* take(size_t count) {
     float* piece = reinterpret_cast<float*>(static_cast<char*>(p.scratch) + used);
-    used += Buffers::padded(count * sizeof(float));
+    used += Scratch::padded(count * sizeof(float));
     return piece;
   }
 };

@@ -75,23 +75,23 @@ struct Vit3Passes {
     const TokenConvolution<float> convolve{p.dim, p.height, p.width, p.dim, 3,
                                            p.conv2d, p.dim, p.conv2d_bias, true};
     const size_t most = kRowsOfChunk, columns = p.qkv.columns;
-    const size_t bytes = Buffers::padded(most * p.dim * sizeof(Element)) +
-                         Buffers::padded(most * columns * sizeof(float)) +
-                         Buffers::padded(most * 2 * d * sizeof(float)) +
-                         (in_band ? Buffers::padded(most * p.dim * sizeof(float)) : 0);
+    const size_t bytes = Scratch::padded(most * p.dim * sizeof(Element)) +
+                         Scratch::padded(most * columns * sizeof(float)) +
+                         Scratch::padded(most * 2 * d * sizeof(float)) +
+                         (in_band ? Scratch::padded(most * p.dim * sizeof(float)) : 0);
     const auto ascent_of = [this](int64_t group) { return ascents + group * p.heads * unit; };
     return for_each_group(
         chunks, groups, p.threads, bytes,
         [&](int64_t group) { std::memset(ascent_of(group), 0, p.heads * unit * sizeof(float)); },
-        [&](int64_t group, const Chunk& c, Buffers& buffers) {
+        [&](int64_t group, const Chunk& c, Scratch& scratch) {
           const int64_t place = skipped + c.start;
           const float* given = p.y + (c.image * p.length + place) * p.dim;
-          float* y = in_band ? buffers.take<float>(c.count * p.dim)
+          float* y = in_band ? scratch.take(c.count * p.dim)
                              : p.out + (c.image * own + c.start) * p.dim;
           for (int64_t t = 0; t < c.count; ++t) convolve(given + t * p.dim, place + t, y + t * p.dim);
-          Element* x = buffers.take<Element>(c.count * p.dim);
+          Element* x = scratch.take<Element>(c.count * p.dim);
           normalise_rows(y, c.count, p.dim, p.norm1, c.image, x);
-          float* views = buffers.take<float>(c.count * columns);
+          float* views = scratch.take(c.count * columns);
           if (answers && learns) {
             project(x, c.count, 0, columns, views);
           } else if (learns) {
@@ -105,7 +105,7 @@ struct Vit3Passes {
           const int64_t before = inside.start + lead - c.start;
           if (learns && inside.count)
             climb(views + before * columns, inside.count, ascent_of(group),
-                  buffers.take<float>(inside.count * 2 * d));
+                  scratch.take(inside.count * 2 * d));
           if (in_band && answers && inside.count)
             std::memcpy(p.out + inside.start * p.dim, y + before * p.dim,
                         inside.count * p.dim * sizeof(float));
@@ -233,22 +233,22 @@ struct Vit3Passes {
     const GeluMlp<Element> mlp{p.fc1, p.fc2, p.tanh_gelu != 0};
     const Chunks shares(p.batch, own, p.threads);
     const size_t most = shares.most(), width = p.proj.inner;
-    const size_t bytes = Buffers::padded(most * width * sizeof(Element)) +
-                         Buffers::padded(most * p.dim * sizeof(Element)) +
-                         Buffers::padded(most * d * sizeof(float)) +
-                         Buffers::padded(most * 2 * d * sizeof(float)) + mlp.bytes(most);
-    return for_each_chunk(shares, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
+    const size_t bytes = Scratch::padded(most * width * sizeof(Element)) +
+                         Scratch::padded(most * p.dim * sizeof(Element)) +
+                         Scratch::padded(most * d * sizeof(float)) +
+                         Scratch::padded(most * 2 * d * sizeof(float)) + mlp.bytes(most);
+    return for_each_chunk(shares, p.threads, bytes, [&](const Chunk& c, Scratch& scratch) {
       const int64_t first = c.image * own + c.start;
       float* y = p.out + first * p.dim;
-      Element* o = buffers.take<Element>(c.count * width);
-      ask(c, first, o, buffers);
+      Element* o = scratch.take<Element>(c.count * width);
+      ask(c, first, o, scratch);
       product(o, p.proj.inner, c.count, p.proj,
               Sink<float>{y, p.dim, p.dim, p.proj.bias, of(p.gate1, c.image), y, p.dim},
               mlp.begin(0));
-      Element* x = buffers.take<Element>(c.count * p.dim);
+      Element* x = scratch.take<Element>(c.count * p.dim);
       normalise_rows(y, c.count, p.dim, p.norm2, c.image, x);
-      if (!p.mlp_conv) return mlp(x, c.count, of(p.gate2, c.image), y, buffers);
-      float* z = buffers.take<float>(c.count * kHiddenAtOnce);
+      if (!p.mlp_conv) return mlp(x, c.count, of(p.gate2, c.image), y, scratch);
+      float* z = scratch.take(c.count * kHiddenAtOnce);
       for (int64_t start = 0; start < p.fc1.columns; start += kHiddenAtOnce) {
         const int64_t count = mlp.hidden_at(start);
         mlp.first(x, c.count, start, count, z);
@@ -260,10 +260,10 @@ struct Vit3Passes {
   }
 
   // o [rows, D + d]: the gated units' outputs, SiLU(q W₂') ⊙ q W₁', then the convolution's.
-  void ask(const Chunk& c, int64_t first, Element* o, Buffers& buffers) const {
+  void ask(const Chunk& c, int64_t first, Element* o, Scratch& scratch) const {
     const int64_t width = p.proj.inner;
-    float* q = buffers.take<float>(c.count * d);
-    float* z = buffers.take<float>(c.count * 2 * d);
+    float* q = scratch.take(c.count * d);
+    float* z = scratch.take(c.count * 2 * d);
     for (int64_t h = 0; h < p.heads; ++h) {
       for (int64_t t = 0; t < c.count; ++t)
         for (int64_t i = 0; i < d; i += kLanes)
@@ -288,10 +288,10 @@ struct Vit3Passes {
     const int64_t columns = p.fc1.columns;
     const Chunks shares(p.batch, p.length, p.threads);
     return for_each_chunk(shares, p.threads, mlp.bytes(shares.most()), [&](const Chunk& c,
-                                                                           Buffers& buffers) {
+                                                                           Scratch& scratch) {
       const int64_t first = c.image * p.length + c.start;
-      float* z = buffers.take<float>(c.count * kHiddenAtOnce);
-      Element* h = buffers.take<Element>(c.count * kHiddenAtOnce);
+      float* z = scratch.take(c.count * kHiddenAtOnce);
+      Element* h = scratch.take<Element>(c.count * kHiddenAtOnce);
       for (int64_t start = 0; start < columns; start += kHiddenAtOnce) {
         const int64_t count = mlp.hidden_at(start);
         const TokenConvolution<Element> convolve{
@@ -313,7 +313,7 @@ struct Vit3Passes {
   template <class T>
   T* take(size_t count) {
     T* piece = reinterpret_cast<T*>(static_cast<char*>(p.scratch) + used);
-    used += Buffers::padded(count * sizeof(T));
+    used += Scratch::padded(count * sizeof(T));
     return piece;
   }
 };

@@ -55,7 +55,7 @@ struct VitttPasses {
     return (p.taps ? p.taps - 1 : 0) + p.mini_batch_size - 1;
   }
   size_t views_bytes() const {
-    return Buffers::padded(p.batch * (seen + length) * p.views.columns * sizeof(Element));
+    return Scratch::padded(p.batch * (seen + length) * p.views.columns * sizeof(Element));
   }
   size_t bytes() const { return views_bytes() + p.batch * (seen + length) * p.heads * sizeof(float); }
 
@@ -70,17 +70,17 @@ struct VitttPasses {
     const TokenConvolution<float> convolve{p.dim, p.height, p.width, p.dim, p.kernel,
                                            p.conv2d, p.dim, nullptr, true};
     const size_t rows = chunks.most();
-    const size_t bytes = Buffers::padded(rows * p.dim * sizeof(Element)) +
-                         (merges ? 0 : Buffers::padded(rows * p.dim * sizeof(float)));
-    return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
+    const size_t bytes = Scratch::padded(rows * p.dim * sizeof(Element)) +
+                         (merges ? 0 : Scratch::padded(rows * p.dim * sizeof(float)));
+    return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Scratch& scratch) {
       const int64_t first = c.image * length + c.start, place = skipped + c.start;
       const float* given = p.y + (c.image * p.length + place) * p.dim;
-      float* y = merges ? p.out + first * p.dim : buffers.take<float>(c.count * p.dim);
+      float* y = merges ? p.out + first * p.dim : scratch.take(c.count * p.dim);
       if (p.conv2d)
         for (int64_t t = 0; t < c.count; ++t) convolve(given + t * p.dim, place + t, y + t * p.dim);
       else
         std::memcpy(y, given, c.count * p.dim * sizeof(float));
-      Element* x = buffers.take<Element>(c.count * p.dim);
+      Element* x = scratch.take<Element>(c.count * p.dim);
       normalise_rows(y, c.count, p.dim, p.norm, c.image, x);
       const int64_t columns = p.views.columns;
       product(x, p.dim, c.count, p.views,
@@ -150,15 +150,15 @@ struct VitttPasses {
   int answer() const {
     const SwiGluMlp<Element> mlp{p.mlp_gate, p.mlp_value, p.mlp_out};
     const size_t rows = chunks.most(), pair = p.side ? 2 * p.dim : 0;
-    const size_t bytes = 2 * Buffers::padded(rows * p.dim * sizeof(Element)) +
-                         Buffers::padded(rows * pair * sizeof(Element)) +
-                         Buffers::padded(rows * p.dim * sizeof(float)) + mlp.bytes(rows);
-    return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
+    const size_t bytes = 2 * Scratch::padded(rows * p.dim * sizeof(Element)) +
+                         Scratch::padded(rows * pair * sizeof(Element)) +
+                         Scratch::padded(rows * p.dim * sizeof(float)) + mlp.bytes(rows);
+    return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Scratch& scratch) {
       const int64_t first = c.image * length + c.start;
       float* y = p.out + first * p.dim;
-      Element* x = buffers.take<Element>(c.count * p.dim);
-      Element* merged = buffers.take<Element>(c.count * p.dim);
-      float* gate = p.gate.data ? buffers.take<float>(c.count * p.dim) : nullptr;
+      Element* x = scratch.take<Element>(c.count * p.dim);
+      Element* merged = scratch.take<Element>(c.count * p.dim);
+      float* gate = p.gate.data ? scratch.take(c.count * p.dim) : nullptr;
       if (gate) {
         normalise_rows(y, c.count, p.dim, p.norm, c.image, x);
         product(x, p.dim, c.count, p.gate, Sink<float>{gate, p.dim, p.dim},
@@ -166,13 +166,13 @@ struct VitttPasses {
       }
       const Element* z = values() + first * p.views.columns;
       int64_t z_row = p.views.columns;
-      if (p.side) z = with_side(z, c, buffers.take<Element>(c.count * pair)), z_row = pair;
+      if (p.side) z = with_side(z, c, scratch.take<Element>(c.count * pair)), z_row = pair;
       merge_rows(z, z_row, gate, c.count, p.dim, p.directions, p.post_weight, p.post_bias, p.post_eps,
                  merged);
       product(merged, p.dim, c.count, p.out_proj,
               Sink<float>{y, p.dim, p.dim, nullptr, nullptr, y, p.dim}, begin_of<Element>(p.mlp_gate));
       normalise_rows(y, c.count, p.dim, p.mlp_norm, c.image, x);
-      mlp(x, c.count, y, buffers, next);
+      mlp(x, c.count, y, scratch, next);
     });
   }
 
@@ -187,7 +187,7 @@ struct VitttPasses {
   }
 
   int give_outputs() const {
-    return for_each_chunk(chunks, p.threads, 0, [&](const Chunk& c, Buffers&) {
+    return for_each_chunk(chunks, p.threads, 0, [&](const Chunk& c, Scratch&) {
       Element* out = reinterpret_cast<Element*>(p.out) + c.start * p.dim;
       const Element* z = values() + c.start * p.views.columns;
       for (int64_t t = 0; t < c.count; ++t)

@@ -37,18 +37,18 @@ class SwiGluMlpBackward {
                                 Matrix::transposed(p_.up + hidden * dim, dim, hidden, dim)};
     size_t bytes = parts_.count() * floats_of_part() * sizeof(float);
     for (const Matrix& matrix : matrices) bytes += ToPack::bytes(matrix);
-    Buffers buffers(bytes);
-    if (!buffers.ok()) return 1;
-    const ToPack weights[5] = {{matrices[0], buffers}, {matrices[1], buffers}, {matrices[2], buffers},
-                               {matrices[3], buffers}, {matrices[4], buffers}};
+    Scratch scratch(bytes);
+    if (!scratch.ok()) return 1;
+    const ToPack weights[5] = {{matrices[0], scratch}, {matrices[1], scratch}, {matrices[2], scratch},
+                               {matrices[3], scratch}, {matrices[4], scratch}};
     const Weights packed{weights[0].weight(), weights[1].weight(), weights[2].weight(),
                          weights[3].weight(), weights[4].weight()};
-    float* of_parts = buffers.take<float>(parts_.count() * floats_of_part());
+    float* of_parts = scratch.take(parts_.count() * floats_of_part());
     pack_all(weights, p_.threads);
     std::atomic<int> failed{0};
 #pragma omp parallel num_threads(int(p_.threads)) if (p_.threads > 1)
     {
-      Buffers of_chunk(floats_of_chunk() * sizeof(float));
+      Scratch of_chunk(floats_of_chunk() * sizeof(float));
       if (!of_chunk.ok()) failed = 1;
       for (int64_t first = 0; first < hidden; first += kColumnsAtOnce) {
         const int64_t count = hidden - first < kColumnsAtOnce ? hidden - first : kColumnsAtOnce;
@@ -99,15 +99,15 @@ class SwiGluMlpBackward {
   }
 
   void add_chunk(int64_t start, int64_t rows, const Weights& w, int64_t first, int64_t count,
-                 float* sums, bool adds, Buffers& of_chunk) const {
+                 float* sums, bool adds, Scratch& of_chunk) const {
     const int64_t dim = p_.dim, columns = p_.columns;
     const float *x = p_.x + start * dim, *grad = p_.grad + start * columns;
-    float *a = of_chunk.take<float>(kRowsOfChunk * kRowOfTwo), *b = a + count;
-    float* h = of_chunk.take<float>(kRowsOfChunk * kRowAtOnce);
+    float *a = of_chunk.take(kRowsOfChunk * kRowOfTwo), *b = a + count;
+    float* h = of_chunk.take(kRowsOfChunk * kRowAtOnce);
     float* dx = p_.dx + start * dim;
     const float* tokens = x;
     if (p_.norm_weight) {
-      float* normed = of_chunk.take<float>(kRowsOfChunk * dim);
+      float* normed = of_chunk.take(kRowsOfChunk * dim);
       normalise_rows(x, rows, dim, NormParameters{p_.norm_weight, p_.norm_bias, 0, p_.eps}, 0, normed);
       x = normed;
     }

@@ -11,9 +11,9 @@ constexpr int64_t kInnerAtOnce = 2048;
 // out [N, columns of the weight] = x weight + bias by a weight that is packed first.
 int multiply(const float* x, const Matrix& matrix, const float* bias, float* out, int64_t rows,
              int64_t threads) {
-  Buffers buffers(ToPack::bytes(matrix));
-  if (!buffers.ok()) return 1;
-  const ToPack weight[1] = {{matrix, buffers}};
+  Scratch scratch(ToPack::bytes(matrix));
+  if (!scratch.ok()) return 1;
+  const ToPack weight[1] = {{matrix, scratch}};
   pack_all(weight, threads);
   const Packed packed = weight[0].weight();
   // All tokens use a part of a deep weight before the next one, since the last cache level holds no more.
@@ -22,7 +22,7 @@ int multiply(const float* x, const Matrix& matrix, const float* bias, float* out
   for (int64_t start = 0; start < matrix.inner && !failed; start += kInnerAtOnce) {
     part.inner_start = start;
     part.inner = matrix.inner - start < kInnerAtOnce ? matrix.inner - start : kInnerAtOnce;
-    failed = for_each_chunk(Chunks(1, rows, threads), threads, 0, [&](const Chunk& c, Buffers&) {
+    failed = for_each_chunk(Chunks(1, rows, threads), threads, 0, [&](const Chunk& c, Scratch&) {
       float* sums = out + c.start * matrix.columns;
       // Threads take chunks in turns, so that a thread's next one begins about here.
       const int64_t ahead = c.start + threads * c.count, left = rows - ahead;
@@ -51,10 +51,10 @@ class LinearBackward {
 
   int run() const {
     const Matrix matrix = transposed(p_);
-    Buffers buffers(ToPack::bytes(matrix) + parts_.count() * floats_of_part() * sizeof(float));
-    if (!buffers.ok()) return 1;
-    const ToPack weight[1] = {{matrix, buffers}};
-    float* of_parts = buffers.take<float>(parts_.count() * floats_of_part());
+    Scratch scratch(ToPack::bytes(matrix) + parts_.count() * floats_of_part() * sizeof(float));
+    if (!scratch.ok()) return 1;
+    const ToPack weight[1] = {{matrix, scratch}};
+    float* of_parts = scratch.take(parts_.count() * floats_of_part());
     pack_all(weight, p_.threads);
     const Packed packed = weight[0].weight();
 #pragma omp parallel num_threads(int(p_.threads)) if (p_.threads > 1)

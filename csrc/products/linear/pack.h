@@ -56,9 +56,9 @@ struct ToPack {
   Matrix matrix;
   float* packed;
 
-  ToPack(const Matrix& of, Buffers& buffers) : matrix(of), packed(buffers.take<float>(of.floats())) {}
+  ToPack(const Matrix& of, Scratch& scratch) : matrix(of), packed(scratch.take(of.floats())) {}
 
-  static size_t bytes(const Matrix& of) { return Buffers::padded(of.floats() * sizeof(float)); }
+  static size_t bytes(const Matrix& of) { return Scratch::padded(of.floats() * sizeof(float)); }
   Packed weight() const { return {packed, nullptr, matrix.inner, matrix.columns, kHasTiles}; }
 };
 

@@ -154,13 +154,13 @@ struct GradientTiles {
     std::atomic<int> failed{0};
 #pragma omp parallel num_threads(int(threads)) if (threads > 1)
     {
-      Buffers buffers(kSide * kSide * sizeof(float));
-      if (!buffers.ok()) failed = 1;
+      Scratch scratch(kSide * kSide * sizeof(float));
+      if (!scratch.ok()) failed = 1;
 #pragma omp for schedule(dynamic, 1)
       for (int64_t tile = 0; tile < count(); ++tile) {
-        if (!buffers.ok()) continue;
-        buffers.start_over();
-        sum_tile(tile / across() * kSide, tile % across() * kSide, grad, x, rows, dweight, buffers);
+        if (!scratch.ok()) continue;
+        scratch.start_over();
+        sum_tile(tile / across() * kSide, tile % across() * kSide, grad, x, rows, dweight, scratch);
       }
     }
     return failed;
@@ -168,10 +168,10 @@ struct GradientTiles {
 
  private:
   void sum_tile(int64_t first, int64_t start, const float* grad, const float* x, int64_t rows,
-                float* dweight, Buffers& buffers) const {
+                float* dweight, Scratch& scratch) const {
     const int64_t height = columns - first < kSide ? columns - first : kSide;
     const int64_t width = inner - start < kSide ? inner - start : kSide;
-    float* sums = buffers.take<float>(kSide * kSide);
+    float* sums = scratch.take(kSide * kSide);
     for (int64_t from = 0; from < rows; from += kRowsOfChunk) {
       const int64_t count = rows - from < kRowsOfChunk ? rows - from : kRowsOfChunk;
       NextRows next;

@@ -3,8 +3,8 @@
 
 #include <atomic>
 
-#include "../../aligned_memory.h"
 #include "../../amx/tiles.h"
+#include "../../scratch.h"
 #include "../../vector.h"
 
 namespace {
@@ -49,36 +49,7 @@ struct Chunks {
   int64_t begin(int64_t n) const { return n * length / of_image; }
 };
 
-// The memory of one thread, allocated in pieces that begin at cache lines.
-class Buffers {
- public:
-  static constexpr size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-  explicit Buffers(size_t bytes) : base_(allocate_aligned(bytes)) {
-#ifdef VISION_TTT_POISON
-    for (size_t i = 0; base_ && i + 4 <= bytes; i += 4)
-      *reinterpret_cast<float*>(static_cast<char*>(base_) + i) = __builtin_nanf("");
-#endif
-  }
-  ~Buffers() { free_aligned(base_); }
-  Buffers(const Buffers&) = delete;
-  Buffers& operator=(const Buffers&) = delete;
-
-  bool ok() const { return base_ != nullptr; }
-  void start_over() { used_ = 0; }
-  template <class T>
-  T* take(size_t count) {
-    T* piece = reinterpret_cast<T*>(static_cast<char*>(base_) + used_);
-    used_ += padded(count * sizeof(T));
-    return piece;
-  }
-
- private:
-  void* base_;
-  size_t used_ = 0;
-};
-
-// Call body(chunk, buffers) for every chunk, with so many bytes per thread. Where every thread has one chunk
+// Call body(chunk, scratch) for every chunk, with so many bytes per thread. Where every thread has one chunk
 // at most, it has the same one in every pass: what it wrote is in its own caches. More chunks are scheduled
 // dynamically.
 template <class Body>
@@ -86,13 +57,13 @@ int for_each_chunk(const Chunks& chunks, int64_t threads, size_t bytes, const Bo
   std::atomic<int> failed{0};
 #pragma omp parallel num_threads(int(threads)) if (threads > 1)
   {
-    Buffers buffers(bytes);
-    if (!buffers.ok()) failed = 1;
+    Scratch scratch(bytes);
+    if (!scratch.ok()) failed = 1;
     auto run = [&](int64_t i) {
-      if (!buffers.ok()) return;
-      buffers.start_over();
+      if (!scratch.ok()) return;
+      scratch.start_over();
       const Chunk chunk = chunks[i];
-      if (chunk.count) body(chunk, buffers);
+      if (chunk.count) body(chunk, scratch);
     };
     if (chunks.count() <= threads) {
 #pragma omp for schedule(static, 1)
@@ -105,7 +76,7 @@ int for_each_chunk(const Chunks& chunks, int64_t threads, size_t bytes, const Bo
   return failed;
 }
 
-// Call begin(group) for every group of an image's chunks, and body(group, chunk, buffers) for each of them in
+// Call begin(group) for every group of an image's chunks, and body(group, chunk, scratch) for each of them in
 // turn, by one thread. An image has `groups` of them, neighbouring chunks each; a group's number counts all.
 template <class Begin, class Body>
 int for_each_group(const Chunks& chunks, int64_t groups, int64_t threads, size_t bytes, const Begin& begin,
@@ -113,17 +84,17 @@ int for_each_group(const Chunks& chunks, int64_t groups, int64_t threads, size_t
   std::atomic<int> failed{0};
 #pragma omp parallel num_threads(int(threads)) if (threads > 1)
   {
-    Buffers buffers(bytes);
-    if (!buffers.ok()) failed = 1;
+    Scratch scratch(bytes);
+    if (!scratch.ok()) failed = 1;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t group = 0; group < chunks.batch * groups; ++group) {
-      if (!buffers.ok()) continue;
+      if (!scratch.ok()) continue;
       begin(group);
       const int64_t image = group / groups, place = group % groups;
       const int64_t stop = (place + 1) * chunks.of_image / groups;
       for (int64_t i = place * chunks.of_image / groups; i < stop; ++i) {
-        buffers.start_over();
-        body(group, chunks[image * chunks.of_image + i], buffers);
+        scratch.start_over();
+        body(group, chunks[image * chunks.of_image + i], scratch);
       }
     }
   }

@@ -25,8 +25,8 @@ VISION_TTT_INLINE void copy_padded(const In* from, int64_t count, Element* to, i
 // The chunk's rows in the product's precision: a copy of x.
 template <class Element, class In>
 const Element* inputs(const In* x, int64_t x_row, int64_t rows, int64_t inner, int64_t padded,
-                      Buffers& buffers) {
-  Element* copy = buffers.take<Element>(rows * padded);
+                      Scratch& scratch) {
+  Element* copy = scratch.take<Element>(rows * padded);
   for (int64_t t = 0; t < rows; ++t) copy_padded(x + t * x_row, inner, copy + t * padded, padded);
   return copy;
 }
@@ -40,7 +40,7 @@ class ForRows {
       : weight_(w), in_terms_(kHasTiles && rows >= kRows && w.inner >= kInner), terms_(in_terms_ ? bytes(w) : 0) {
     if (!in_terms_ || !terms_.ok()) return;
     constexpr int64_t kBlock = kInnerOfTile / 2;
-    float* terms = terms_.take<float>(floats_of_terms(w.inner) * columns(w));
+    float* terms = terms_.take(floats_of_terms(w.inner) * columns(w));
 #pragma omp parallel for num_threads(int(threads)) if (threads > 1)
     for (int64_t c = 0; c < columns(w); c += kPanel) {
       const float* panel = static_cast<const float*>(w.data) + w.inner * c;
@@ -60,12 +60,12 @@ class ForRows {
  private:
   static int64_t columns(const Packed& w) { return (w.columns + kPanel - 1) / kPanel * kPanel; }
   static size_t bytes(const Packed& w) {
-    return Buffers::padded(floats_of_terms(w.inner) * columns(w) * sizeof(float));
+    return Scratch::padded(floats_of_terms(w.inner) * columns(w) * sizeof(float));
   }
 
   Packed weight_;
   bool in_terms_;
-  Buffers terms_;
+  Scratch terms_;
 };
 
 template <class Element, class In>
@@ -78,29 +78,29 @@ int linear(const PackedLinear& p) {
   if (!given.ok()) return 1;
   const Packed& weight = given.weight();
   const Chunks chunks = Chunks(1, p.rows, p.threads);
-  const size_t bytes = as_it_is ? 0 : Buffers::padded(chunks.most() * padded * sizeof(Element));
-  auto multiply = [&](const Chunk& c, const Part& part, Buffers& buffers) {
+  const size_t bytes = as_it_is ? 0 : Scratch::padded(chunks.most() * padded * sizeof(Element));
+  auto multiply = [&](const Chunk& c, const Part& part, Scratch& scratch) {
     const In* x = static_cast<const In*>(p.x) + c.start * p.x_row;
     In* out = static_cast<In*>(p.out) + c.start * columns + part.first;
     const float* bias = p.weight.bias ? p.weight.bias + part.first : nullptr;
     const Sink<In> sink{out, columns, part.columns, bias};
     if constexpr (std::is_same<Element, In>::value)
       if (as_it_is) return product(x, p.x_row, c.count, weight, part, sink);
-    product(inputs<Element>(x, p.x_row, c.count, inner, padded, buffers), padded, c.count, weight, part,
+    product(inputs<Element>(x, p.x_row, c.count, inner, padded, scratch), padded, c.count, weight, part,
             sink);
   };
   if (chunks.count() == 1) {  // of so few rows that the threads had better share the columns
     const Chunks shares = Chunks(1, (columns + kGroup - 1) / kGroup, p.threads, 1);
-    return for_each_chunk(shares, p.threads, bytes, [&](const Chunk& groups, Buffers& buffers) {
+    return for_each_chunk(shares, p.threads, bytes, [&](const Chunk& groups, Scratch& scratch) {
       Part part(weight);
       part.first = groups.start * kGroup;
       const int64_t left = columns - part.first, own = groups.count * kGroup;
       part.columns = own < left ? own : left;
-      multiply(chunks[0], part, buffers);
+      multiply(chunks[0], part, scratch);
     });
   }
-  return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
-    multiply(c, Part(weight), buffers);
+  return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Scratch& scratch) {
+    multiply(c, Part(weight), scratch);
   });
 }
 

@@ -15,9 +15,9 @@ int patches(const PackedPatches& p) {
   const ForRows given(p.weight, static_cast<const Element*>(nullptr), at_once, p.threads);
   if (!given.ok()) return 1;
   const Chunks chunks(p.batch, rows, p.threads);
-  const size_t bytes = Buffers::padded(chunks.most() * padded * sizeof(Element));
-  return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
-    Element* x = buffers.take<Element>(c.count * padded);
+  const size_t bytes = Scratch::padded(chunks.most() * padded * sizeof(Element));
+  return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Scratch& scratch) {
+    Element* x = scratch.take<Element>(c.count * padded);
     const In* image = static_cast<const In*>(p.images) + c.image * p.image_stride;
     for (int64_t t = 0; t < c.count;) {  // up to the end of a row of the grid
       const int64_t i = (c.start + t) / p.grid_width, j = (c.start + t) % p.grid_width;

@@ -1,6 +1,7 @@
 // The common part of the learners' passes: one head of one image, and the tokens of a mini-batch.
 #pragma once
 
+#include "../../floats.h"
 #include "../../functions.h"
 #include "../../products/matmul.h"
 #include "../../scratch.h"

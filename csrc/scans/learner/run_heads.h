@@ -24,11 +24,11 @@ template <class Pass>
 int run_heads(const Problem& p, const typename Pass::Tensors& tensors) {
   const int64_t per_task = heads_per_task(p, Pass::kHeads);
   const int64_t per_image = (p.heads + per_task - 1) / per_task;
-  const size_t floats = Pass::floats(p);
+  const size_t bytes = Pass::floats(p) * sizeof(float);
   std::atomic<int> failed{0};
 #pragma omp parallel for schedule(dynamic, 1) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t task = 0; task < p.batch * per_image; ++task) {
-    Scratch scratch(floats);
+    Scratch scratch(bytes);
     const int64_t first = task % per_image * per_task, rest = p.heads - first;
     const Heads heads{p, task / per_image * p.heads + first, rest < per_task ? rest : per_task};
     if (scratch.ok())

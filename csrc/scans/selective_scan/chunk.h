@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "../../bfloat16.h"
+#include "../../floats.h"
 #include "../../scratch.h"
 #include "exponential.h"
 #include "selective_scan.h"

@@ -13,7 +13,7 @@ int forward(const SelectiveScan& p) {
   std::atomic<int> failed{0};
 #pragma omp parallel num_threads(int(p.threads)) if (p.threads > 1)
   {
-    Scratch scratch(ForwardPass<Number>::floats(p));
+    Scratch scratch(ForwardPass<Number>::floats(p) * sizeof(float));
     if (!scratch.ok()) failed = 1;
     ForwardPass<Number> pass(p, scratch);
 #pragma omp for schedule(dynamic, 1)
@@ -27,13 +27,13 @@ template <class Number>
 int backward(const SelectiveScan& p, const SelectiveScanGradients& gradients) {
   const Blocks blocks{p, kBlockVectors * kLanes};
   const int64_t count = blocks.count(), tokens = p.batch * p.length;
-  Scratch memory(Shares::floats(p, blocks));
+  Scratch memory(Shares::floats(p, blocks) * sizeof(float));
   if (!memory.ok()) return 1;
   const Shares shares(p, blocks, memory);
   std::atomic<int> failed{0};
 #pragma omp parallel num_threads(int(p.threads)) if (p.threads > 1)
   {
-    Scratch scratch(BackwardPass<Number>::floats(p));
+    Scratch scratch(BackwardPass<Number>::floats(p) * sizeof(float));
     if (!scratch.ok()) failed = 1;
     BackwardPass<Number> pass(p, gradients, shares, scratch);
 #pragma omp for schedule(dynamic, 1)
