@@ -1,7 +1,7 @@
 // Backward pass of ttt_linear over one head of one image, derived in the op's README.
 #pragma once
 
-#include "../learner/inner_norms_backward.h"
+#include "../learner/outputs_backward.h"
 #include "../learner/taps_backward.h"
 #include "mini_batch.h"
 
@@ -15,8 +15,8 @@ class BackwardOfHead {
     const size_t replayed = p.interval * (D * D + round_up(D, 16) + 2 * padded * D);
     const size_t rows = (9 * padded + 2 * p.taps) * D + D * padded + padded * padded;
     const size_t convolutions = Taps<D>::floats(p) + 2 * TapsBackward<D>::floats(p);
-    return MiniBatch<D>::floats(p) + convolutions + replayed + 2 * D * D + 3 * D + 2 * round_up(b, 16) +
-           rows + 32 * 16;
+    return MiniBatch<D>::floats(p) + OutputsBackward<D>::floats(p) + convolutions + replayed + 2 * D * D + D +
+           round_up(b, 16) + rows + 32 * 16;
   }
 
   BackwardOfHead(const Head& of, const Gradients& gradients, Scratch& scratch)
@@ -29,9 +29,7 @@ class BackwardOfHead {
     dw = scratch.take(D * D);
     transposed = scratch.take(D * D);
     db = scratch.take(D);
-    dweight = scratch.take(D);
-    dbias = scratch.take(D);
-    dscale = scratch.take(b);
+    outputs = OutputsBackward<D>::begin(p, scratch);
     deta = scratch.take(b);
     batch.allocate(scratch, p);
     z_q = batch.z_k;  // its own z is in `views`
@@ -54,9 +52,6 @@ class BackwardOfHead {
   void run() {
     copy(dw, grad.last.w1 + head.index * D * D, D * D);
     copy(db, grad.last.b1 + head.index * D, D);
-    clear(dweight, D);
-    clear(dbias, D);
-    clear(dscale, p.mini_batch_size);
     const int64_t count = head.mini_batches(), interval = p.interval;
     for (int64_t first = (count - 1) / interval * interval; first >= 0; first -= interval) {
       const int64_t members = count - first < interval ? count - first : interval;
@@ -104,36 +99,15 @@ class BackwardOfHead {
     batch.attend();
     multiply(n, n, D, batch.attention, batch.cols, batch.step, update);
 
-    through_outputs(start);
+    outputs.run(head, grad.o, start, n, update, z_q, dq, dz_q(), dupdate);
     through_attention();
     through_state(ahead);
     multiply_add_transposed(n, n, D, batch.attention, batch.cols, dupdate, dstep);
     inner_gradients_backward<D>(n, dstep, batch.eta, batch.z_k, batch.k, batch.v, norm, dz, dk, dv,
-                                deta, dweight, dbias);
+                                deta, outputs.dweight, outputs.dbias);
     head.write_rate_gradients(start, n, batch.eta, deta, grad.deta);
     through_weight(w, ahead);
     through_views(start);
-  }
-
-  // o = f(q), Z_q = Q W + b - p U: ∂Z_q, ∂U, and the shares of q and of the norm.
-  void through_outputs(int64_t start) {
-    load_rows<D>(grad.o, p.is_bfloat16, head.scan, start, n, dq);
-    for (int64_t t = 0; t < n; ++t) {
-      const float p_t = head.scale(t);
-      for (int64_t i = t * D; i < (t + 1) * D; i += kLanes)
-        store(z_q + i, load(z_q + i) - load(update + i) * p_t);
-    }
-    if (norm.weight) {
-      inner_outputs_backward<D>(n, dq, z_q, norm, dz_q(), dweight, dbias);
-    } else {
-      copy(dz_q(), dq, n * D);
-      clear(dq, n * D);
-    }
-    for (int64_t t = 0; t < n; ++t) {
-      const Row<D> row = Row<D>::of(dz_q() + t * D);
-      (row * -head.scale(t)).to(dupdate + t * D);
-      dscale[t] -= row.dot(Row<D>::of(update + t * D));
-    }
   }
 
   // U = A G, A = lower(Q Kᵀ + 1)
@@ -159,7 +133,7 @@ class BackwardOfHead {
       store(scaled_step + i, step * -p_last);
     }
     multiply_add(n, D, D, scaled_step, D, transposed, dk, asking(ahead));
-    dscale[n - 1] -= sum(dscale_last);
+    outputs.dscale[n - 1] -= sum(dscale_last);
   }
 
   // Q W + b, K W + b: the gradients of q and k, and those of the state before the mini-batch.
@@ -197,14 +171,10 @@ class BackwardOfHead {
   void store_results() const {
     copy(grad.dinitial.w1 + head.index * D * D, dw, D * D);
     copy(grad.dinitial.b1 + head.index * D, db, D);
-    if (grad.dln_weight) {
-      copy(grad.dln_weight + head.index * D, dweight, D);
-      copy(grad.dln_bias + head.index * D, dbias, D);
-    }
+    outputs.store_results(head, grad);
     const int64_t taps = (p.taps + 1) * D;
     if (conv_q.taps) copy(grad.dtaps.q + head.index * taps, conv_q.dtaps, taps);
     if (conv_k.taps) copy(grad.dtaps.k + head.index * taps, conv_k.dtaps, taps);
-    if (grad.dscale) copy(grad.dscale + head.index * p.mini_batch_size, dscale, p.mini_batch_size);
   }
 
   float* dz_q() const { return dz + n * D; }
@@ -217,13 +187,13 @@ class BackwardOfHead {
   int64_t n = 0;         // the mini-batch's tokens
 
   MiniBatch<D> batch;
+  OutputsBackward<D> outputs;
   TapsBackward<D> conv_q, conv_k;
   float *states_w, *states_b;         // of an interval's mini-batches
   float *views, *steps;               // K W + b and G of an interval's mini-batches, [padded, D] each
   float *dw, *db;                     // of the state after the mini-batch, then before it
   float* transposed;                  // ∂Wᵀ or Wᵀ
-  float *dweight, *dbias;             // of the norm
-  float *dscale, *deta;               // [b]
+  float* deta;                        // [b]
   float* z_q;                         // Q W + b, then Z_q [n, D]
   float* dz;                          // [∂Z_k; ∂Z_q], as k and q
   float* scaled_step;                 // -p_n G [n, D]

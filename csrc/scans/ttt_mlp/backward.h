@@ -2,7 +2,7 @@
 // in the op's README.
 #pragma once
 
-#include "../learner/inner_norms_backward.h"
+#include "../learner/outputs_backward.h"
 #include "mini_batch.h"
 
 namespace {
@@ -12,8 +12,8 @@ class BackwardPass {
  public:
   static size_t floats(const Problem& p) {
     const int64_t padded = round_up(p.mini_batch_size, kLanes);
-    return MiniBatch<D>::floats(p, Direction::kBackward) + (held_states(p) + 1) * Weights<D>::kFloats +
-           2 * D + round_up(p.mini_batch_size, 16) + D * kPanel + 6 * padded * 4 * D + 9 * padded * D +
+    return MiniBatch<D>::floats(p, Direction::kBackward) + OutputsBackward<D>::floats(p) +
+           (held_states(p) + 1) * Weights<D>::kFloats + D * kPanel + 6 * padded * 4 * D + 9 * padded * D +
            D * padded + padded * kPanel + 2 * padded * padded + padded + 26 * 16;
   }
 
@@ -23,9 +23,7 @@ class BackwardPass {
     batch.allocate(scratch, p, Direction::kBackward);
     states = scratch.take(held_states(p) * Weights<D>::kFloats);
     dw = {scratch.take(Weights<D>::kFloats)};
-    dweight = scratch.take(D);
-    dbias = scratch.take(D);
-    dscale = scratch.take(p.mini_batch_size);
+    outputs = OutputsBackward<D>::begin(p, scratch);
     w_t = scratch.take(D * kPanel);
     slope_q = Hidden::take<D>(scratch, padded);
     dz1 = Hidden::take<D>(scratch, 2 * padded);
@@ -48,9 +46,6 @@ class BackwardPass {
 
   void run() {
     dw.load(grad.last, head.index);
-    clear(dweight, D);
-    clear(dbias, D);
-    clear(dscale, p.mini_batch_size);
     const int64_t count = head.mini_batches(), held = held_states(p);
     for (int64_t segment = (count - 1) / p.interval * p.interval; segment >= 0;
          segment -= p.interval) {
@@ -65,11 +60,7 @@ class BackwardPass {
       }
     }
     dw.store(grad.dinitial, head.index);
-    if (grad.dln_weight) {
-      copy(grad.dln_weight + head.index * D, dweight, D);
-      copy(grad.dln_bias + head.index * D, dbias, D);
-    }
-    if (grad.dscale) copy(grad.dscale + head.index * p.mini_batch_size, dscale, p.mini_batch_size);
+    outputs.store_results(head, grad);
   }
 
  private:
@@ -113,7 +104,8 @@ class BackwardPass {
     batch.learn(w, norm, 2 * n, ahead);
     cols = batch.cols;
     read(w);
-    through_output();
+    // 1. o = f(q) at Z2_q
+    outputs.run(head, grad.o, start, n, update2, batch.z2_q(), dq(), dz2_q(), dupdate2);
     through_layer2();
     for (int64_t c = 0; c < kPanels<D>; ++c) {
       results.ask();
@@ -153,28 +145,6 @@ class BackwardPass {
     multiply(n, n, D, batch.attention2, cols, batch.step2, update2);
   }
 
-  // 1. o = f(q) at Z2_q: ∂Z2_q, ∂U2, and the shares of q and of the norm.
-  void through_output() {
-    load_rows<D>(grad.o, p.is_bfloat16, head.scan, start, n, dq());
-    float* z = batch.z2_q();
-    for (int64_t t = 0; t < n; ++t) {
-      const float p_t = head.scale(t);
-      for (int64_t i = t * D; i < (t + 1) * D; i += kLanes)
-        store(z + i, load(z + i) - load(update2 + i) * p_t);
-    }
-    if (norm.weight) {
-      inner_outputs_backward<D>(n, dq(), z, norm, dz2_q(), dweight, dbias);
-    } else {
-      copy(dz2_q(), dq(), n * D);
-      clear(dq(), n * D);
-    }
-    for (int64_t t = 0; t < n; ++t) {
-      const Row<D> dz = Row<D>::of(dz2_q() + t * D);
-      (dz * -head.scale(t)).to(dupdate2 + t * D);
-      dscale[t] -= dz.dot(Row<D>::of(update2 + t * D));
-    }
-  }
-
   // 2. Layer 2 except for its panels: ∂A2, ∂G2, and the first part of ∂g2 and ∂η.
   void through_layer2() {
     transpose_rows<D>(batch.step2, n, cols, step2_t);
@@ -193,7 +163,7 @@ class BackwardPass {
       (m * -p_last).to(dstep2 + t * D);
       (step * -p_last).to(batch.step2 + t * D);  // step2 is -p_n G2 from here on
     }
-    dscale[n - 1] -= dscale_last;
+    outputs.dscale[n - 1] -= dscale_last;
     multiply_add_transposed(n, n, D, batch.attention2, cols, dupdate2, dstep2);
     for (int64_t t = 0; t < n; ++t) {
       Row<D> ds = Row<D>::of(dstep2 + t * D);
@@ -222,7 +192,7 @@ class BackwardPass {
       Row<kPanel> dz = Row<kPanel>::of(dz_q + at) * Row<kPanel>::of(slope_q.panel(c) + at);
       dz.to(dz_q + at);
       (dz * -p_t).to(dupdate1 + at);
-      dscale[t] -= dz.dot(Row<kPanel>::of(update1.panel(c) + at));
+      outputs.dscale[t] -= dz.dot(Row<kPanel>::of(update1.panel(c) + at));
     }
 
     // ∂A1 = lower(∂U1 G1ᵀ)
@@ -243,7 +213,7 @@ class BackwardPass {
       (m * -p_last).to(dstep + at);
       (g * -p_last).to(step + at);  // step is -p_n G1 from here on
     }
-    dscale[n - 1] -= dscale_last;
+    outputs.dscale[n - 1] -= dscale_last;
     multiply_add_transposed(n, n, kPanel, batch.attention, cols, dupdate1, dstep);
     transpose(dw.w1(c), D, kPanel, w_t);
     if (c == 0)
@@ -273,7 +243,7 @@ class BackwardPass {
   // 7. g2 = g(Z2, k, v)
   void through_inner_gradient() {
     inner_gradients_backward<D>(n, dg2, nullptr, batch.z2, batch.k, batch.v, norm, dz2, dk(), dv, nullptr,
-                                dweight, dbias);
+                                outputs.dweight, outputs.dbias);
   }
 
   // 8. to 10. Through panel c of Z2 = X2 W2 + b2, X2 = σ(Z1), Z1 = K W1 + b1, and the remaining parts
@@ -305,10 +275,9 @@ class BackwardPass {
   int64_t start = 0, n = 0, cols = 0;  // the mini-batch's
 
   MiniBatch<D> batch;
+  OutputsBackward<D> outputs;
   float* states;            // [held, Weights]
   Weights<D> dw{nullptr};   // of the state after the mini-batch, then before it
-  float *dweight, *dbias;   // of the norm
-  float* dscale;            // [b]
   float* w_t;               // a panel of weights, transposed
   Hidden slope_q;           // σ'(Z1_q)
   Hidden update1;           // U1 = A1 G1
