@@ -3,25 +3,10 @@
 
 #include <cstring>
 
-#include "../../vector.h"
+#include "../../bfloat16.h"
 #include "problem.h"
 
 namespace {
-
-VISION_TTT_INLINE float from_bfloat16(uint16_t x) {
-  uint32_t bits = uint32_t(x) << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-// Round to nearest, ties to even; NaN stays NaN.
-VISION_TTT_INLINE uint16_t to_bfloat16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return x != x ? uint16_t((bits >> 16) | 0x40) : uint16_t(rounded);
-}
 
 // The places of the tokens of one head of one image, in the head's scan order.
 struct Scan {
@@ -54,8 +39,8 @@ VISION_TTT_INLINE void load_rows(const Tokens& x, bool is_bfloat16, const Scan& 
     int64_t offset = scan.batch * x.batch + scan.token(start + t) * x.token + scan.head * x.head;
     float* row = rows + t * D;
     if (is_bfloat16) {
-      const uint16_t* from = static_cast<const uint16_t*>(x.data) + offset;
-      for (int j = 0; j < D; ++j) row[j] = from_bfloat16(from[j]);
+      const Bfloat16* from = static_cast<const Bfloat16*>(x.data) + offset;
+      for (int j = 0; j < D; j += kLanes) store(row + j, load(from + j));
     } else {
       std::memcpy(row, static_cast<const float*>(x.data) + offset, D * sizeof(float));
     }
@@ -118,8 +103,8 @@ VISION_TTT_INLINE void store_rows(const Tokens& x, bool is_bfloat16, const Scan&
     int64_t offset = scan.batch * x.batch + scan.token(start + t) * x.token + scan.head * x.head;
     const float* row = rows + t * D;
     if (is_bfloat16) {
-      uint16_t* to = static_cast<uint16_t*>(x.data) + offset;
-      for (int j = 0; j < D; ++j) to[j] = to_bfloat16(row[j]);
+      Bfloat16* to = static_cast<Bfloat16*>(x.data) + offset;
+      for (int j = 0; j < D; j += kLanes) store(to + j, load(row + j));
     } else {
       std::memcpy(static_cast<float*>(x.data) + offset, row, D * sizeof(float));
     }
