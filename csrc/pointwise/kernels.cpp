@@ -24,19 +24,9 @@ void VISION_TTT_KERNEL(gated_norm)(const GatedNorm& p) {
     const int64_t batch = place / p.length, t = place % p.length;
     const float* z = row(p.z, batch, t);
     const float* gate = p.gate.data ? row(p.gate, batch, t) : nullptr;
-    float* out = mutable_row(p.out, batch, t);
     fetch_ahead(p, p.z, batch, t, p.parts * p.dim);
     fetch_ahead(p, p.gate, batch, t, p.dim);
-    MeanAndScale m[kParts];
-    for (int64_t r = 0; r < p.parts; ++r) m[r] = moments(z + r * p.dim, p.dim, p.eps);
-    for (int64_t i = 0; i < p.dim; i += kLanes) {
-      Vector total{};
-      for (int64_t r = 0; r < p.parts; ++r) {
-        const Vector x_hat = (load(z + r * p.dim + i) - m[r].mean) * m[r].inverse_std;
-        total += x_hat * load(p.weight + r * p.dim + i) + load(p.bias + r * p.dim + i);
-      }
-      store(out + i, gate ? gelu(load(gate + i)).value * total : total);
-    }
+    merge_rows(z, 0, gate, 1, p.dim, p.parts, p.weight, p.bias, p.eps, mutable_row(p.out, batch, t));
   }
 }
 
@@ -106,12 +96,8 @@ void VISION_TTT_KERNEL(silu)(const Silu& p) {
 void VISION_TTT_KERNEL(swiglu)(const SwiGlu& p) {
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t t = 0; t < p.rows; ++t) {
-    const float *a = p.x + t * 2 * p.hidden, *b = a + p.hidden;
-    float* out = p.out + t * p.hidden;
-    for (int64_t i = 0; i < p.hidden; i += kLanes) {
-      const Vector x = load(a + i);
-      store(out + i, x * sigmoid(x) * load(b + i));
-    }
+    const float* a = p.x + t * 2 * p.hidden;
+    swiglu_numbers(a, a + p.hidden, p.hidden, p.out + t * p.hidden);
   }
 }
 
