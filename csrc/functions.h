@@ -54,6 +54,16 @@ VISION_TTT_INLINE Vector exp(Vector x) {
 
 VISION_TTT_INLINE Vector sigmoid(Vector x) { return 1.0f / (1.0f + exp(-x)); }
 
+struct Swish {
+  Vector value, derivative;
+};
+
+// SiLU, or Swish, x σ(x) and its derivative.
+VISION_TTT_INLINE Swish swish(Vector x) {
+  const Vector s = sigmoid(x), value = x * s;
+  return {value, s + value * (1.0f - s)};
+}
+
 struct Gelu {
   Vector value, derivative;
 };

@@ -198,10 +198,11 @@ struct SwigluTttPasses {
     for (int64_t t = 0; t < rows; ++t) {
       float *z1 = z + t * 2 * d, *z2 = z1 + d, *own = g + t * d;
       for (int64_t i = 0; i < d; i += kLanes) {
-        const Vector x = load(z1 + i), y = load(z2 + i), s = sigmoid(x), silu = x * s, grad = load(own + i);
-        store(z1 + i, grad * y * (s + silu * (1.0f - s)));
-        store(z2 + i, grad * silu);
-        store(own + i, silu * y);
+        const Vector y = load(z2 + i), grad = load(own + i);
+        const Swish f = swish(load(z1 + i));
+        store(z1 + i, grad * y * f.derivative);
+        store(z2 + i, grad * f.value);
+        store(own + i, f.value * y);
       }
     }
     ::product<true>(d, 2 * d, {rows, k, 1, p.dim, z, 2 * d, ascent, 2 * d, ascent, 2 * d});

@@ -160,9 +160,10 @@ struct Vit3Passes {
       for (int64_t t = 0; t < rows; ++t) {
         float *z2 = z + t * 2 * d, *z1 = z2 + d;
         for (int64_t i = 0; i < d; i += kLanes) {
-          const Vector x = load(z2 + i), s = sigmoid(x), silu = x * s, target = load(v + t * row + i);
-          store(z2 + i, target * load(z1 + i) * (s + silu * (1.0f - s)));
-          store(z1 + i, target * silu);
+          const Vector target = load(v + t * row + i);
+          const Swish f = swish(load(z2 + i));
+          store(z2 + i, target * load(z1 + i) * f.derivative);
+          store(z1 + i, target * f.value);
         }
       }
       float* sum = ascent + h * unit;

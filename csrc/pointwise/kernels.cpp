@@ -88,8 +88,8 @@ void VISION_TTT_KERNEL(gated_norm_backward)(const GatedNorm& p, const GatedNormG
 void VISION_TTT_KERNEL(silu)(const Silu& p) {
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t i = 0; i < p.count; i += kLanes) {
-    const Vector x = load(p.x + i), s = sigmoid(x);
-    store(p.out + i, p.grad ? load(p.grad + i) * (s + x * s * (1.0f - s)) : x * s);
+    const Swish f = swish(load(p.x + i));
+    store(p.out + i, p.grad ? load(p.grad + i) * f.derivative : f.value);
   }
 }
 
@@ -107,9 +107,10 @@ void VISION_TTT_KERNEL(swiglu_backward)(const SwiGlu& p) {
     const float *a = p.x + t * 2 * p.hidden, *b = a + p.hidden, *dout = p.out + t * p.hidden;
     float *da = p.dx + t * 2 * p.hidden, *db = da + p.hidden;
     for (int64_t i = 0; i < p.hidden; i += kLanes) {
-      const Vector x = load(a + i), incoming = load(dout + i), s = sigmoid(x);
-      store(da + i, incoming * load(b + i) * (s + x * s * (1.0f - s)));
-      store(db + i, incoming * (x * s));
+      const Vector incoming = load(dout + i);
+      const Swish f = swish(load(a + i));
+      store(da + i, incoming * load(b + i) * f.derivative);
+      store(db + i, incoming * f.value);
     }
   }
 }

@@ -17,10 +17,11 @@ VISION_TTT_INLINE void swiglu_gradients(float* a, float* b, int64_t row, float* 
                                         int64_t count) {
   for (int64_t t = 0; t < rows; ++t, a += row, b += row, h += h_row)
     for (int64_t i = 0; i < count; i += kLanes) {
-      const Vector x = load(a + i), value = load(b + i), incoming = load(h + i), s = sigmoid(x);
-      store(a + i, incoming * value * (s + x * s * (1.0f - s)));
-      store(b + i, incoming * (x * s));
-      store(h + i, x * s * value);
+      const Vector value = load(b + i), incoming = load(h + i);
+      const Swish f = swish(load(a + i));
+      store(a + i, incoming * value * f.derivative);
+      store(b + i, incoming * f.value);
+      store(h + i, f.value * value);
     }
 }
 
