@@ -1,4 +1,4 @@
-// Chunks of the tokens of sequences.
+// The tokens of sequences, and chunks of them.
 #pragma once
 
 #include "sequence.h"
@@ -23,11 +23,8 @@ struct Span {
   }
 };
 
-VISION_TTT_INLINE const float* row(const Sequence& s, int64_t batch, int64_t token) {
-  return s.data + batch * s.batch + token * s.token;
-}
-VISION_TTT_INLINE float* mutable_row(const Sequence& s, int64_t batch, int64_t token) {
-  return s.data + batch * s.batch + token * s.token;
+VISION_TTT_INLINE float* token(const Sequence& s, int64_t batch, int64_t t) {
+  return s.data + batch * s.batch + t * s.token;
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ VISION_TTT_INLINE void fetch_ahead(const GatedNorm& p, const Sequence& s, int64_
                                    int64_t floats) {
   const int64_t ahead = t + 2, line = 64 / sizeof(float);
   if (!s.data || ahead >= p.length) return;
-  const float* first = row(s, batch, ahead);
+  const float* first = token(s, batch, ahead);
   for (int64_t i = 0; i < floats; i += line) __builtin_prefetch(first + i);
 }
 
@@ -22,11 +22,11 @@ void VISION_TTT_KERNEL(gated_norm)(const GatedNorm& p) {
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t place = 0; place < p.batch * p.length; ++place) {
     const int64_t batch = place / p.length, t = place % p.length;
-    const float* z = row(p.z, batch, t);
-    const float* gate = p.gate.data ? row(p.gate, batch, t) : nullptr;
+    const float* z = token(p.z, batch, t);
+    const float* gate = p.gate.data ? token(p.gate, batch, t) : nullptr;
     fetch_ahead(p, p.z, batch, t, p.parts * p.dim);
     fetch_ahead(p, p.gate, batch, t, p.dim);
-    merge_rows(z, 0, gate, 1, p.dim, p.parts, p.weight, p.bias, p.eps, mutable_row(p.out, batch, t));
+    merge_rows(z, 0, gate, 1, p.dim, p.parts, p.weight, p.bias, p.eps, token(p.out, batch, t));
   }
 }
 
@@ -42,11 +42,11 @@ void VISION_TTT_KERNEL(gated_norm_backward)(const GatedNorm& p, const GatedNormG
       store(dbias + i, Vector{});
     }
     for (int64_t t = span.start; t < span.stop; ++t) {
-      const float* z = row(p.z, span.batch, t);
-      const float* gate = p.gate.data ? row(p.gate, span.batch, t) : nullptr;
-      const float* dout = row(p.out, span.batch, t);
-      float* dz = mutable_row(grad.z, span.batch, t);
-      float* dgate = gate ? mutable_row(grad.gate, span.batch, t) : nullptr;
+      const float* z = token(p.z, span.batch, t);
+      const float* gate = p.gate.data ? token(p.gate, span.batch, t) : nullptr;
+      const float* dout = token(p.out, span.batch, t);
+      float* dz = token(grad.z, span.batch, t);
+      float* dgate = gate ? token(grad.gate, span.batch, t) : nullptr;
       fetch_ahead(p, p.z, span.batch, t, p.parts * p.dim);
       fetch_ahead(p, p.gate, span.batch, t, p.dim);
       fetch_ahead(p, p.out, span.batch, t, p.dim);

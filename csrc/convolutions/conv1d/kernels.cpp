@@ -12,8 +12,8 @@ template <int K>
 VISION_TTT_INLINE void conv1d_token(const Conv1d& p, int64_t batch, int64_t t, int64_t start,
                                     int64_t stop, int64_t step) {
   const int64_t taps = K ? K : p.taps;
-  const float* x = row(p.x, batch, t);
-  float* y = mutable_row(p.y, batch, t);
+  const float* x = token(p.x, batch, t);
+  float* y = token(p.y, batch, t);
   for (int64_t c = start; c < stop; c += kLanes) {
     Vector total = p.bias ? load(p.bias + c) : Vector{};
     for (int64_t j = 0; j < taps; ++j) {
@@ -67,14 +67,14 @@ void VISION_TTT_KERNEL(conv1d_weights)(const Conv1d& p, const Conv1dWeights& gra
     for (int64_t task = 0; task < p.batch * chunks(p.length); ++task) {
       const Span span(task, p.length);
       Vector share{};
-      for (int64_t t = span.start; t < span.stop; ++t) share += load(row(p.y, span.batch, t) + c);
+      for (int64_t t = span.start; t < span.stop; ++t) share += load(token(p.y, span.batch, t) + c);
       bias += share;
       for (int64_t j = 0; j < p.taps; ++j) {
         const int64_t shift = step * (j - (p.taps - 1));
         Vector total{};
         for (int64_t t = span.start; t < span.stop; ++t)
           if (t + shift >= 0 && t + shift < p.length)
-            total += load(row(p.y, span.batch, t) + c) * load(row(p.x, span.batch, t + shift) + c);
+            total += load(token(p.y, span.batch, t) + c) * load(token(p.x, span.batch, t + shift) + c);
         float* weight = grad.weight + j * p.channels + c;
         store(weight, load(weight) + total);
       }

@@ -1,14 +1,10 @@
 // The depth-wise Conv2d, for one instruction set. The build compiles this file once for each.
+#include "../../spans.h"
 #include "../../transposed.h"
-#include "../../vector.h"
 #include "conv2d.h"
 #include "token.h"
 
 namespace {
-
-VISION_TTT_INLINE float* token(const Sequence& s, int64_t batch, int64_t t) {
-  return s.data + batch * s.batch + t * s.token;
-}
 
 // One vector of channels of the weight's gradient for the published size, 3 · 3 taps in one pass. Rows of tokens
 // are summed first, so that rounding errors stay small on large images.
