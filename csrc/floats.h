@@ -1,4 +1,4 @@
-// Sizes and copies of floats in memory.
+// Sizes, copies and sums of floats in memory.
 #pragma once
 
 #include <cstring>
@@ -16,5 +16,20 @@ VISION_TTT_INLINE void copy(float* to, const float* from, size_t floats) {
 }
 
 VISION_TTT_INLINE void clear(float* to, size_t floats) { std::memset(to, 0, floats * sizeof(float)); }
+
+// out[i] = Σ_k shares[k · stride + i]
+inline void add_up(const float* shares, int64_t count, int64_t stride, int64_t length, float* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= length; i += kLanes) {
+    Vector total{};
+    for (int64_t k = 0; k < count; ++k) total += load(shares + k * stride + i);
+    store(out + i, total);
+  }
+  for (; i < length; ++i) {
+    float total = 0.0f;
+    for (int64_t k = 0; k < count; ++k) total += shares[k * stride + i];
+    out[i] = total;
+  }
+}
 
 }  // namespace

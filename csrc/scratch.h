@@ -1,16 +1,38 @@
-// The scratch memory of one thread.
+// Scratch memory.
 #pragma once
 
 #include "aligned_memory.h"
 
 namespace {
 
-// Memory that is taken in pieces, which begin at cache lines.
-class Scratch {
+// The division of memory into pieces that begin at cache lines.
+class Layout {
  public:
   static constexpr size_t padded(size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
 
-  explicit Scratch(size_t bytes) : base_(static_cast<char*>(allocate_aligned(bytes))) {
+  // Without memory it tells how much is needed.
+  explicit Layout(void* memory) : base_(static_cast<char*>(memory)) {}
+
+  template <class T = float>
+  T* take(size_t count) {
+    T* piece = reinterpret_cast<T*>(base_ + used_);
+    used_ += padded(count * sizeof(T));
+    return piece;
+  }
+  void start_over() { used_ = 0; }
+  size_t bytes() const { return used_; }
+
+ protected:
+  char* base_;
+
+ private:
+  size_t used_ = 0;
+};
+
+// The memory of one thread.
+class Scratch : public Layout {
+ public:
+  explicit Scratch(size_t bytes) : Layout(allocate_aligned(bytes)) {
 #ifdef VISION_TTT_POISON
     // For tests: memory that is read before it is written holds NaN.
     for (size_t i = 0; base_ && i + sizeof(float) <= bytes; i += sizeof(float))
@@ -22,17 +44,6 @@ class Scratch {
   Scratch& operator=(const Scratch&) = delete;
 
   bool ok() const { return base_ != nullptr; }
-  template <class T = float>
-  T* take(size_t count) {
-    T* piece = reinterpret_cast<T*>(base_ + used_);
-    used_ += padded(count * sizeof(T));
-    return piece;
-  }
-  void start_over() { used_ = 0; }
-
- private:
-  char* base_;
-  size_t used_ = 0;
 };
 
 }  // namespace

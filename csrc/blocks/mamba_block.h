@@ -23,19 +23,17 @@ struct MambaWorkspace {
   float* vectors;  // [rows, 2 N]: B and C
   float* state;    // [N, E]
   bool* first;     // whether the team is the chunk's first visitor
-  size_t bytes = 0;
+  size_t bytes;    // of all
 
   MambaWorkspace(const PackedMambaBlock& p, int64_t rows, char* memory) {
-    auto take = [&](auto*& piece, int64_t count) {
-      piece = reinterpret_cast<std::remove_reference_t<decltype(piece)>>(memory + bytes);
-      bytes += Scratch::padded(count * sizeof(*piece));
-    };
-    take(u, rows * (p.inner > p.dim ? p.inner : p.dim));
-    take(low, rows * p.forth.low.columns);
-    take(delta, rows * p.inner);
-    take(vectors, rows * 2 * kStates);
-    take(state, kStates * p.inner);
-    take(first, 1);
+    Layout layout(memory);
+    u = layout.take<Element>(rows * (p.inner > p.dim ? p.inner : p.dim));
+    low = layout.take<Element>(rows * p.forth.low.columns);
+    delta = layout.take(rows * p.inner);
+    vectors = layout.take(rows * 2 * kStates);
+    state = layout.take(kStates * p.inner);
+    first = layout.take<bool>(1);
+    bytes = layout.bytes();
   }
 };
 

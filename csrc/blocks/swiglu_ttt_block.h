@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../convolutions/conv2d/token.h"
+#include "../floats.h"
 #include "../products/matmul.h"
 #include "blocks.h"
 #include "mlp.h"
@@ -16,30 +17,28 @@ struct SwigluTttPasses {
   int64_t d, prefix;   // channels of a head; tokens before those of the grid
   int64_t groups;      // of chunks with a common ascent, per image
   int64_t unit;        // numbers of [W₁ W₂] and W₃
-  // Parts of the scratch.
+  Layout parts;        // of the scratch:
   float *queries, *keys, *values;  // [B, T, D]; the keys are normalised in place
   float* moments;                  // [B, chunks, 2, D]: the keys' means and centred squares, see join()
   float* back;                     // [H, d, d]: W₃ᵀ
   float* ascents;                  // [B, groups, H, unit]
   float* units;                    // [B, H, unit], after the step
-  size_t used = 0;
 
   explicit SwigluTttPasses(const PackedSwigluTttBlock& block)
       : p(block), chunks(block.batch, block.length, block.threads), d(block.dim / block.heads),
-        prefix(block.length - block.height * block.width), unit(3 * d * d) {
-    const int64_t wanted = (4 * p.threads + p.batch - 1) / p.batch;
-    groups = wanted < chunks.of_image ? wanted : chunks.of_image;
+        prefix(block.length - block.height * block.width), groups(chunks.groups(block.threads)),
+        unit(3 * d * d), parts(block.scratch) {
     const int64_t tokens = p.batch * p.length;
-    queries = take(tokens * p.dim);
-    keys = take(tokens * p.dim);
-    values = take(tokens * p.dim);
-    moments = take(chunks.count() * 2 * p.dim);
-    back = take(p.heads * d * d);
-    ascents = take(p.batch * groups * p.heads * unit);
-    units = take(p.batch * p.heads * unit);
+    queries = parts.take(tokens * p.dim);
+    keys = parts.take(tokens * p.dim);
+    values = parts.take(tokens * p.dim);
+    moments = parts.take(chunks.count() * 2 * p.dim);
+    back = parts.take(p.heads * d * d);
+    ascents = parts.take(p.batch * groups * p.heads * unit);
+    units = parts.take(p.batch * p.heads * unit);
   }
 
-  size_t bytes() const { return used; }
+  size_t bytes() const { return parts.bytes(); }
 
   int run() const {
     int failed = project();
@@ -216,12 +215,11 @@ struct SwigluTttPasses {
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
     for (int64_t task = 0; task < p.batch * p.heads; ++task) {
       const int64_t image = task / p.heads, h = task % p.heads;
+      float* own = units + task * unit;
+      add_up(ascents + (image * groups * p.heads + h) * unit, groups, p.heads * unit, unit, own);
       for (int64_t i = 0; i < unit; i += kLanes) {
-        Vector total{};
-        for (int64_t g = 0; g < groups; ++g)
-          total += load(ascents + ((image * groups + g) * p.heads + h) * unit + i);
         const float* w = i < 2 * d * d ? p.units + h * 2 * d * d + i : p.out_units + h * d * d + i - 2 * d * d;
-        store(units + task * unit + i, load(w) + total * scale);
+        store(own + i, load(w) + load(own + i) * scale);
       }
     }
   }
@@ -257,13 +255,6 @@ struct SwigluTttPasses {
       normalise_rows(y, c.count, p.dim, p.norm2, c.image, x);
       mlp(x, c.count, p.gate2, y, scratch);
     });
-  }
-
- private:
-  float* take(size_t count) {
-    float* piece = reinterpret_cast<float*>(static_cast<char*>(p.scratch) + used);
-    used += Scratch::padded(count * sizeof(float));
-    return piece;
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include "../convolutions/conv2d/conv2d.h"
 #include "../convolutions/conv2d/token.h"
+#include "../floats.h"
 #include "../products/matmul.h"
 #include "blocks.h"
 #include "mlp.h"
@@ -29,14 +30,13 @@ struct Vit3Passes {
   Chunks chunks;       // of the projected tokens
   int64_t d, groups;   // channels of a head; groups of chunks with a common sum, per image
   int64_t unit;        // numbers of [W₂ W₁]
-  // Parts of the scratch.
+  Layout parts;        // of the scratch:
   float* small;        // [B, T, 3 d]: queries, keys and values of the convolution
   float* ascents;      // [B, groups, H, d, 2 d]
   float* units;        // [B, H, d, 2 d], after the step
   float* kernels;      // [B, 3 · 3, d], after the step
   Element* queries;    // [B, T, D]
   Element* hidden;     // [B, T, hidden], where the MLP convolves
-  size_t used = 0;
 
   explicit Vit3Passes(const PackedVit3Block& block)
       : p(block), in_band(block.sums || block.all_sums), learns(!block.all_sums), answers(!block.sums),
@@ -45,19 +45,17 @@ struct Vit3Passes {
         lead((block.above > 0) * block.width),
         own(block.length - (block.above + block.below) * block.width),
         chunks(block.batch, rows * block.width, block.threads), d(block.dim / block.heads),
-        unit(2 * d * d) {
-    const int64_t wanted = (4 * p.threads + p.batch - 1) / p.batch;
-    groups = wanted < chunks.of_image ? wanted : chunks.of_image;
+        groups(chunks.groups(block.threads)), unit(2 * d * d), parts(block.scratch) {
     const int64_t tokens = p.batch * chunks.length;
-    small = take<float>(tokens * 3 * d);
-    ascents = take<float>(p.batch * groups * p.heads * unit);
-    units = take<float>(p.batch * p.heads * unit);
-    kernels = take<float>(p.batch * 9 * d);
-    queries = take<Element>(tokens * p.dim);
-    hidden = take<Element>(p.mlp_conv ? tokens * p.fc1.columns : 0);
+    small = parts.take(tokens * 3 * d);
+    ascents = parts.take(p.batch * groups * p.heads * unit);
+    units = parts.take(p.batch * p.heads * unit);
+    kernels = parts.take(p.batch * 9 * d);
+    queries = parts.take<Element>(tokens * p.dim);
+    hidden = parts.take<Element>(p.mlp_conv ? tokens * p.fc1.columns : 0);
   }
 
-  size_t bytes() const { return used; }
+  size_t bytes() const { return parts.bytes(); }
 
   int run() const {
     int failed = project();
@@ -177,12 +175,8 @@ struct Vit3Passes {
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
     for (int64_t task = 0; task < p.batch * p.heads; ++task) {
       const int64_t image = task / p.heads, h = task % p.heads;
-      for (int64_t i = 0; i < unit; i += kLanes) {
-        Vector total{};
-        for (int64_t g = 0; g < groups; ++g)
-          total += load(ascents + ((image * groups + g) * p.heads + h) * unit + i);
-        store(of_units + task * unit + i, total);
-      }
+      const float* of_groups = ascents + (image * groups * p.heads + h) * unit;
+      add_up(of_groups, groups, p.heads * unit, unit, of_units + task * unit);
     }
     for (int64_t image = 0; image < p.batch; ++image) {
       float* data = small + image * chunks.length * 3 * d;
@@ -310,12 +304,6 @@ struct Vit3Passes {
  private:
   const float* of(const float* gate, int64_t image) const {
     return gate ? gate + image * p.gate_stride : nullptr;
-  }
-  template <class T>
-  T* take(size_t count) {
-    T* piece = reinterpret_cast<T*>(static_cast<char*>(p.scratch) + used);
-    used += Scratch::padded(count * sizeof(T));
-    return piece;
   }
 };
 

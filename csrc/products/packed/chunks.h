@@ -32,6 +32,12 @@ struct Chunks {
 
   int64_t count() const { return batch * of_image; }
 
+  // Groups of an image's chunks, of which every thread has about four, see for_each_group().
+  int64_t groups(int64_t threads) const {
+    const int64_t wanted = (4 * threads + batch - 1) / batch;
+    return wanted < of_image ? wanted : of_image;
+  }
+
   // The tokens of the largest chunk.
   int64_t most() const {
     int64_t tokens = 0;

@@ -27,19 +27,4 @@ struct Shares {
         skip(scratch.take(p.batch * p.channels)), delta_bias(scratch.take(p.batch * p.channels)) {}
 };
 
-// out[i] = Σ_k shares[k · stride + i]
-inline void add_up(const float* shares, int64_t count, int64_t stride, int64_t length, float* out) {
-  int64_t i = 0;
-  for (; i + kLanes <= length; i += kLanes) {
-    Vector total{};
-    for (int64_t k = 0; k < count; ++k) total += load(shares + k * stride + i);
-    store(out + i, total);
-  }
-  for (; i < length; ++i) {
-    float total = 0.0f;
-    for (int64_t k = 0; k < count; ++k) total += shares[k * stride + i];
-    out[i] = total;
-  }
-}
-
 }  // namespace
