@@ -244,3 +244,19 @@ def test_a_size_below_a_patch_is_refused_before_anything_changes():
     with pytest.raises(ValueError, match=r"images of 2 × 2 are not whole patches of 4 × 4"):
         model.set_input_size(2)
     assert model.pos_embed.shape[1] == 64
+
+
+@pytest.mark.parametrize(
+    "name", ["vittt_nano_patch4_32", "vim_nano_patch4_32", "vit3_nano_patch4_32"]
+)
+@pytest.mark.parametrize(("size", "sides"), [(18, (5, 5)), ((30, 17), (8, 5)), (3, (1, 1))])
+def test_the_own_grid_of_a_model_that_pads_is_that_of_its_padded_images(name, size, sides):
+    model = create_model(name, depth=1, img_size=size, dynamic_img_pad=True, num_classes=5)
+    resized = create_model(name, depth=1, dynamic_img_pad=True, num_classes=5)
+    resized.set_input_size(size)
+    for each in (model.eval(), resized.eval()):
+        assert each.patch_embed.grid_size == sides
+        assert each.pos_embed is None or each.pos_embed.shape[1] == sides[0] * sides[1]
+        x = images(1, 3, *each.patch_embed.img_size)
+        assert each.blocks.own_context in (None, each.embed(x)[1])
+        assert each(x).shape == (1, 5)

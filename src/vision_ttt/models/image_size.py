@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from timm.layers import PatchEmbed
+from timm.layers import PatchEmbed, to_2tuple
 from torch import Tensor, nn
 from torch.fx.node import has_side_effect
 
@@ -87,12 +87,28 @@ def check_image_size(
         )
 
 
+class GridPatchEmbed(PatchEmbed):
+    """timm's patch embedding, whose own grid is the one that images of its own size have.
+
+    timm's rounds its own grid down, also where it pads images and theirs is rounded up.
+    """
+
+    def _init_img_size(
+        self, img_size: int | tuple[int, int] | None
+    ) -> tuple[tuple[int, int] | None, tuple[int, int] | None, int | None]:
+        if img_size is None:
+            return None, None, None
+        sides = to_2tuple(img_size)
+        grid = self.dynamic_feat_size(sides)
+        return sides, grid, grid[0] * grid[1]
+
+
 def patch_embedding(
     img_size: int | tuple[int, int], patch_size: int, in_chans: int, embed_dim: int, *, pad: bool
 ) -> PatchEmbed:
-    """timm's patch embedding, which leaves the check of sizes to the model."""
-    return PatchEmbed(
-        img_size,
+    """A patch embedding that leaves the check of sizes to the model."""
+    patch_embed = GridPatchEmbed(
+        None,
         patch_size,
         in_chans,
         embed_dim,
@@ -101,6 +117,8 @@ def patch_embedding(
         output_fmt="NHWC",
         flatten=False,
     )
+    patch_embed.set_input_size(img_size)  # timm's constructor does not know yet whether it pads
+    return patch_embed
 
 
 def position_embedding(patch_embed: PatchEmbed) -> nn.Parameter:

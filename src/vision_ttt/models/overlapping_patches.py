@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from timm.layers import PatchEmbed, to_2tuple
+from timm.layers import to_2tuple
 from torch import nn
+
+from vision_ttt.models.image_size import GridPatchEmbed
 
 Size = int | tuple[int, int]
 
 
-class OverlappingPatchEmbed(PatchEmbed):
+class OverlappingPatchEmbed(GridPatchEmbed):
     """timm's patch embedding with a patch of side p every ``stride`` < p pixels.
 
     Images of s pixels have ⌊(s - p) / stride⌋ + 1 patches along that side.
@@ -31,16 +33,7 @@ class OverlappingPatchEmbed(PatchEmbed):
             flatten=False,
         )
         self.proj = nn.Conv2d(in_chans, embed_dim, patch_size, stride)
-        self.img_size, self.grid_size, self.num_patches = self._init_img_size(img_size)
-
-    def _init_img_size(
-        self, img_size: Size | None
-    ) -> tuple[tuple[int, int] | None, tuple[int, int] | None, int | None]:
-        if img_size is None:
-            return None, None, None
-        sides = to_2tuple(img_size)
-        grid = self.dynamic_feat_size(sides)
-        return sides, grid, grid[0] * grid[1]
+        self.set_input_size(img_size)
 
     def set_input_size(self, img_size: Size | None = None, patch_size: Size | None = None) -> None:
         """Change the image size.
