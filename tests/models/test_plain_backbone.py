@@ -243,6 +243,8 @@ def test_a_size_below_a_patch_is_refused_before_anything_changes():
     model = create_model("vittt_nano_patch4_32", depth=1)
     with pytest.raises(ValueError, match=r"images of 2 × 2 are not whole patches of 4 × 4"):
         model.set_input_size(2)
+    with pytest.raises(ValueError, match="img_size is 0; accepted: 1 to"):
+        model.set_input_size(0)
     assert model.pos_embed.shape[1] == 64
 
 

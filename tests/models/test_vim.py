@@ -145,6 +145,10 @@ def test_patches_that_overlap(stride):
     assert model.patch_embed.grid_size == ((24 - 8) // stride + 1,) * 2
     with pytest.raises(ValueError, match="patch_size is 4; patches that overlap keep theirs"):
         model.set_input_size(24, 4)
+    for size in (33, 4, (24, 0)):
+        with pytest.raises(ValueError, match=r"not whole patches of 8 × 8|img_size is 0"):
+            model.set_input_size(size)
+    assert model.patch_embed.img_size == (24, 24)
 
 
 @pytest.mark.parametrize(

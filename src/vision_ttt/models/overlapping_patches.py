@@ -5,7 +5,7 @@ from __future__ import annotations
 from timm.layers import to_2tuple
 from torch import nn
 
-from vision_ttt.models.image_size import GridPatchEmbed
+from vision_ttt.models.image_size import GridPatchEmbed, check_overlapping
 
 Size = int | tuple[int, int]
 
@@ -18,6 +18,9 @@ class OverlappingPatchEmbed(GridPatchEmbed):
     Args:
         img_size, patch_size, in_chans, embed_dim: as timm's.
         stride: pixels from patch to patch.
+
+    Raises:
+        ValueError: patches would not cover an image.
     """
 
     def __init__(
@@ -39,12 +42,14 @@ class OverlappingPatchEmbed(GridPatchEmbed):
         """Change the image size.
 
         Raises:
-            ValueError: the patch size is to change.
+            ValueError: the patch size is to change, or patches would not cover an image.
         """
         if patch_size is not None and to_2tuple(patch_size) != self.patch_size:
             raise ValueError(
                 f"patch_size is {patch_size}; patches that overlap keep theirs, {self.patch_size}"
             )
+        if img_size is not None:
+            check_overlapping(to_2tuple(img_size), self.patch_size, self.proj.stride)
         super().set_input_size(img_size)
 
     def feat_ratio(self, as_scalar: bool = True) -> Size:

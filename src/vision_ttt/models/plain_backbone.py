@@ -171,16 +171,20 @@ class PlainBackbone(Classifier):
         img_size: int | tuple[int, int] | None = None,
         patch_size: int | tuple[int, int] | None = None,
     ) -> None:
-        """Change the model's image or patch size, interpolating patch weights and positions."""
+        """Change the model's image or patch size, interpolating patch weights and positions.
+
+        Raises:
+            TypeError, ValueError: the sizes do not fit; the model stays as it is.
+        """
         embed = self.patch_embed
         former = tuple(embed.grid_size)
-        if embed.proj.stride == embed.patch_size:  # overlapping patches have a check of their own
-            check_sides(
-                img_size or embed.img_size,
-                patch_size or embed.patch_size,
-                whole_patches=not self.dynamic_img_size,
-                pad=self.dynamic_img_pad,
-            )
+        overlapping = embed.proj.stride != embed.patch_size  # then patch_embed checks the rest
+        check_sides(
+            embed.img_size if img_size is None else img_size,
+            embed.patch_size if patch_size is None else patch_size,
+            whole_patches=not (overlapping or self.dynamic_img_size),
+            pad=self.dynamic_img_pad,
+        )
         self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
         grid = tuple(self.patch_embed.grid_size)
         if self.pos_embed is not None and grid != former:

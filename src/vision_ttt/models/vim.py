@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from timm.layers import to_2tuple
 from torch import nn
 
 from vision_ttt.layers import ExtraTokens
 from vision_ttt.models.arguments import check_arguments, check_sides, choose
 from vision_ttt.models.classifier import linear_head
 from vision_ttt.models.family import Family
-from vision_ttt.models.image_size import check_overlapping, position_embedding
+from vision_ttt.models.image_size import position_embedding
 from vision_ttt.models.mamba_parts import mamba_blocks, mamba_patches
 from vision_ttt.models.plain_backbone import PlainBackbone
 
@@ -111,8 +110,7 @@ def _check_stride(
     """Check patches that overlap.
 
     Raises:
-        ValueError: the stride is above the patch side, patches do not cover the image, or images
-            are to be padded.
+        ValueError: the stride is above the patch side, or images are to be padded.
         TypeError: the stride is not a whole number.
     """
     check_sides(img_size, patch_size, whole_patches=False)
@@ -121,7 +119,6 @@ def _check_stride(
         raise ValueError(f"stride is {stride}; accepted: 1 to patch_size, {patch_size}")
     if pad:
         raise ValueError("dynamic_img_pad is not supported for patches that overlap (stride)")
-    check_overlapping(to_2tuple(img_size), to_2tuple(patch_size), to_2tuple(stride))
 
 
 MODELS: dict[str, dict[str, Any]] = {
