@@ -262,3 +262,11 @@ def test_the_own_grid_of_a_model_that_pads_is_that_of_its_padded_images(name, si
         x = images(1, 3, *each.patch_embed.img_size)
         assert each.blocks.own_context in (None, each.embed(x)[1])
         assert each(x).shape == (1, 5)
+
+
+@pytest.mark.parametrize("pad", [False, True])
+@pytest.mark.parametrize("shape", [(1, 3, 0, 32), (1, 3, 32, 0)])
+def test_images_without_pixels_are_refused(shape, pad):
+    options = {"depth": 1, "dynamic_img_size": True, "dynamic_img_pad": pad}
+    with pytest.raises(ValueError, match=r"images must be \[B, 3, H, W\], got \[1, 3, "):
+        create_model("vittt_nano_patch4_32", **options)(images(*shape))

@@ -242,7 +242,7 @@ def test_any_image_size(name, size):
         fixed(images(1, 3, *size))
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 64, 64), (3, 64, 64)])
+@pytest.mark.parametrize("shape", [(1, 1, 64, 64), (3, 64, 64), (1, 3, 0, 64), (1, 3, 64, 0)])
 def test_what_is_no_image_is_refused(name, shape):
     with pytest.raises(ValueError, match=r"images must be \[B, 3, H, W\], got \["):
         small(name)(images(*shape))

@@ -21,7 +21,7 @@ def size_multiple(model: nn.Module) -> int:
 
 @has_side_effect  # a graph of torch.fx keeps it, though nothing uses its result
 def check_images(x: Tensor, in_chans: int, only: tuple[int, int] | None) -> tuple[int, int]:
-    """Check that images x are [B, C, H, W], of one size where only that is accepted.
+    """Check that images x are [B, C, H, W], with pixels, of one size where only that is accepted.
 
     Returns:
         H and W.
@@ -29,7 +29,7 @@ def check_images(x: Tensor, in_chans: int, only: tuple[int, int] | None) -> tupl
     Raises:
         ValueError: they are not; the message names the argument that supports the size.
     """
-    if x.ndim != 4 or x.shape[1] != in_chans:
+    if x.ndim != 4 or x.shape[1] != in_chans or 0 in x.shape[2:]:
         raise ValueError(f"images must be [B, {in_chans}, H, W], got {list(x.shape)}")
     height, width = size = tuple(x.shape[-2:])
     if only is not None and size != only:
