@@ -306,3 +306,19 @@ def test_example_inputs_are_a_call():
     found = detector.eval()(*detector.example_inputs(torch.randn(2, 3, 64, 64)))
     assert len(found) == 2
     assert NANO_H_VIT3["dims"] == detector.maps.channels
+
+
+def test_images_have_the_backbones_channels():
+    """timm's models name their number of channels as ours do."""
+    arguments = {"num_classes": 2, "in_chans": 1}
+    segmenter = build_segmenter("resnet18", dense={**STAGES, **NANO_SEGMENTER}, **arguments)
+    assert segmenter.eval()(torch.randn(1, 1, 64, 64)).shape == (1, 2, 64, 64)
+    with pytest.raises(ValueError, match=r"images must be \[B, 1, H, W\], got \[1, 3, 64, 64\]"):
+        segmenter(torch.randn(1, 3, 64, 64))
+    detector = build_detector(
+        "hvit3_tiny", dense={**STAGES, **NANO_DETECTOR}, **NANO_H_VIT3, **arguments
+    ).eval()
+    (found,) = detector([torch.randn(1, 64, 64)])
+    assert found["masks"].shape[1:] == (1, 64, 64)
+    with pytest.raises(ValueError, match=r"images\[0\] must be a tensor \[1, h, w\], got \[3, "):
+        detector([torch.randn(3, 64, 64)])

@@ -86,6 +86,14 @@ def test_what_a_segmenter_of_tokens_refuses():
         segmenter()(torch.randn(3, 64, 64))
 
 
+def test_images_have_the_backbones_channels():
+    model = segmenter(in_chans=1).eval()
+    assert model(torch.randn(1, 1, 64, 64)).shape == (1, 5, 64, 64)
+    for shape in ((1, 3, 64, 64), (1, 1, 0, 64)):
+        with pytest.raises(ValueError, match=r"images must be \[B, 1, H, W\], got "):
+            model(torch.randn(shape))
+
+
 def test_maps_by_name():
     maps = TokenMap("vim_nano_patch4_32")
     assert LinearSegmenter(maps, 3)(torch.randn(1, 3, 32, 32)).shape == (1, 3, 32, 32)

@@ -66,7 +66,7 @@ class Detector(DenseModel):
         """The losses of images with targets, or the objects found in images.
 
         Args:
-            images: each [3, h, w], resized and normalised. A batch is padded with zeros, right and
+            images: each [C, h, w], resized and normalised. A batch is padded with zeros, right and
                 bottom, to the largest of its images and multiples of 32.
             targets: in training, per image ``boxes`` [n, 4] float32, (x0, y0, x1, y1) in the
                 image's pixels, ``labels`` [n] int64 from 1, and ``masks`` [n, h, w] uint8, 1 where
@@ -93,7 +93,7 @@ class Detector(DenseModel):
         if self.training != (targets is not None):
             mode = "training" if self.training else "evaluation"
             raise ValueError(f"targets must be given in training and only there; this is {mode}")
-        shapes = _check_images(images)
+        shapes = _check_images(images, self.in_chans)
         if sizes is not None and (
             len(sizes) != len(shapes) or any(len(size) != 2 or min(size) < 1 for size in sizes)
         ):
@@ -118,7 +118,7 @@ class Detector(DenseModel):
         return found
 
     def example_inputs(self, images: Tensor) -> tuple[Any, ...]:
-        """The arguments of a call on images [B, 3, H, W]."""
+        """The arguments of a call on images [B, C, H, W]."""
         return (list(images),)
 
 
@@ -130,14 +130,14 @@ def _padded(images: Sequence[Tensor], shapes: Sequence[tuple[int, int]]) -> Tens
     return batch
 
 
-def _check_images(images: Sequence[Tensor]) -> list[tuple[int, int]]:
+def _check_images(images: Sequence[Tensor], in_chans: int) -> list[tuple[int, int]]:
     """Heights and widths of the images."""
     if not len(images):
         raise ValueError("images is empty; at least one is needed")
     for index, image in enumerate(images):
-        if not isinstance(image, Tensor) or image.ndim != 3 or image.shape[0] != 3:
+        if not isinstance(image, Tensor) or image.ndim != 3 or image.shape[0] != in_chans:
             came = list(image.shape) if isinstance(image, Tensor) else type(image).__name__
-            raise ValueError(f"images[{index}] must be a tensor [3, h, w], got {came}")
+            raise ValueError(f"images[{index}] must be a tensor [{in_chans}, h, w], got {came}")
         if not image.is_floating_point():
             raise ValueError(f"images[{index}] must be floating, got {image.dtype}")
         if not image.numel():

@@ -24,9 +24,12 @@ class DenseModel(nn.Module):
     heads) form the last group of the layer decay and are what :meth:`get_classifier` holds.
 
     Args:
-        maps: a map module: images [B, 3, H, W] → maps [B, C_i, H / s_i, W / s_i], sides
+        maps: a map module: images [B, C, H, W] → maps [B, C_i, H / s_i, W / s_i], sides
             rounded up, with the attributes ``channels``, ``strides`` and ``backbone``, and the
             method ``set_grad_checkpointing``.
+
+    Attributes:
+        in_chans: C, which the backbone names; 3 where it does not.
     """
 
     class_layers: tuple[str, ...] = ()
@@ -35,6 +38,7 @@ class DenseModel(nn.Module):
     def __init__(self, maps: nn.Module) -> None:
         super().__init__()
         self.maps = maps
+        self.in_chans: int = getattr(maps.backbone, "in_chans", 3)
 
     @property
     def blocks(self) -> list[nn.Module]:

@@ -97,7 +97,7 @@ def _plain(backbone: str | nn.Module) -> nn.Module:
 
 
 class TokenMap(nn.Module):
-    """Images [B, 3, H, W] → one map [B, D, ⌈H / p⌉, ⌈W / p⌉] of a plain backbone's tokens.
+    """Images [B, C, H, W] → one map [B, D, ⌈H / p⌉, ⌈W / p⌉] of a plain backbone's tokens.
 
     The tokens are those that the classifier pools, after the final norm. Nothing is added to the
     backbone: what a head on this map knows, the backbone has found out. Images are padded with

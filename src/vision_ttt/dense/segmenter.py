@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vision_ttt.dense.model import DenseModel
 from vision_ttt.dense.sizes import SegmenterSizes
 from vision_ttt.extras import require
+from vision_ttt.models.image_size import check_images
 
 _AUXILIARY_MAP = 2
 """The map of stride 16."""
@@ -47,24 +48,23 @@ class Segmenter(DenseModel):
         self.pools_whole_map = 1 in sizes.pool_scales
 
     def forward(self, images: Tensor, auxiliary: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Logits [B, num_classes, H, W], float32, of images [B, 3, H, W].
+        """Logits [B, num_classes, H, W], float32, of images [B, C, H, W].
 
         Args:
             images: normalised, of any size.
             auxiliary: return the auxiliary head's logits, too, of the same shape.
 
         Raises:
-            ValueError: the images' shape is another; in training, the batch is a single image.
+            ValueError: the images' shape is another, e.g. C not the backbone's; in training, the
+                batch is a single image.
         """
-        if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images must be [B, 3, H, W], got {list(images.shape)}")
+        size = check_images(images, self.in_chans, None)
         if self.training and self.head.training and self.pools_whole_map and len(images) == 1:
             raise ValueError(
                 "training needs at least 2 images in a batch and process: a map pooled to 1 × 1"
                 " has no variance for BatchNorm in one image"
             )
         maps = self.maps(images)
-        size = images.shape[-2:]
         logits = _upsampled(self.head(maps), size)
         return (logits, _upsampled(self.auxiliary_head(maps), size)) if auxiliary else logits
 
@@ -94,10 +94,8 @@ class LinearSegmenter(DenseModel):
 
     def forward(self, images: Tensor, auxiliary: bool = False) -> Tensor | tuple[Tensor]:
         """Logits as of :meth:`Segmenter.forward`; with ``auxiliary`` alone in a tuple."""
-        if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images must be [B, 3, H, W], got {list(images.shape)}")
+        height, width = check_images(images, self.in_chans, None)
         (tokens,) = self.maps(images)
-        height, width = images.shape[-2:]
         (stride,) = self.maps.strides
         logits = F.interpolate(
             self.head(tokens).float(), scale_factor=stride, mode="bilinear", align_corners=False

@@ -10,7 +10,7 @@ from vision_ttt.models.registry import create_model
 
 
 class StageMaps(nn.Module):
-    """Images [B, 3, H, W] → maps [B, C_i, H / s_i, W / s_i] of strides 4, 8, 16 and 32.
+    """Images [B, C, H, W] → maps [B, C_i, H / s_i, W / s_i] of strides 4, 8, 16 and 32.
 
     A map is the output of the last stage of its stride, for H-ViT³ followed by a LayerNorm over
     channels, one per map, as in the authors' detection and segmentation models. The classifier's
