@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vision_ttt.dense.plain_encoder import STRIDES, as_encoder, block_groups, headless
+from vision_ttt.models.image_size import check_images
 
 
 class PyramidMaps(nn.Module):
@@ -78,10 +79,7 @@ class PyramidMaps(nn.Module):
         Raises:
             ValueError: images are not [B, C, H, W] with the backbone's C.
         """
-        chans = self.backbone.patch_embed.proj.in_channels
-        if images.ndim != 4 or images.shape[1] != chans or 0 in images.shape[2:]:
-            raise ValueError(f"images must be [B, {chans}, H, W], got {list(images.shape)}")
-        height, width = images.shape[2:]
+        height, width = check_images(images, self.backbone.in_chans, None)
         images = F.pad(images, (0, -width % STRIDES[-1], 0, -height % STRIDES[-1]))
         patch = self.backbone.patch_embed.patch_size[0]
         grid = (images.shape[2] // patch, images.shape[3] // patch)

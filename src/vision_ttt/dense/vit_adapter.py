@@ -20,6 +20,7 @@ from vision_ttt.dense.interaction import (
 )
 from vision_ttt.dense.plain_encoder import STRIDES, as_encoder, block_groups, headless
 from vision_ttt.models.arguments import mlp_width
+from vision_ttt.models.image_size import check_images
 from vision_ttt.models.weight_decay import undecayed_parameters
 
 _EXTRA_EXTRACTORS = 2
@@ -137,9 +138,7 @@ class ViTAdapter(nn.Module):
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Four maps, finest first."""
-        if images.ndim != 4 or images.shape[1] != self.in_chans or 0 in images.shape[2:]:
-            raise ValueError(f"images must be [B, {self.in_chans}, H, W], got {list(images.shape)}")
-        height, width = images.shape[2:]
+        height, width = check_images(images, self.in_chans, None)
         images = F.pad(images, (0, -width % self.unit[1], 0, -height % self.unit[0]))
         rows, columns = images.shape[2:]
         grids = [(rows // stride, columns // stride) for stride in STRIDES]
