@@ -304,6 +304,7 @@ def test_guidance_that_does_not_fit():
         ({"hidden_size": 34}, "hidden_size is 34; it must be a multiple of 4"),
         ({"num_heads": 3}, "dim must be a multiple of num_heads, got 32 and 3"),
         ({"class_dropout_prob": 1.0}, r"class_dropout_prob is 1.0; accepted: 0 to below 1"),
+        ({"num_classes": 0, "class_dropout_prob": 0}, "would accept no label"),
         ({"input_size": 9}, "images of 9 × 9 are not whole patches of 2 × 2"),
         ({"patch_size": 0}, "patch_size is 0; accepted: 1 to 16,384"),
     ],

@@ -89,6 +89,11 @@ class DiT3(NotScriptable, nn.Module):
             class_dropout_prob=class_dropout_prob,
             learn_sigma=learn_sigma,
         )
+        if not num_classes and not class_dropout_prob:
+            raise ValueError(
+                "num_classes is 0 and class_dropout_prob 0: the model would accept no label;"
+                " accepted: either above 0"
+            )
         check_sides(input_size, patch_size, names=("input_size", "patch_size"))
         if not isinstance(patch_size, int):
             raise TypeError(f"patch_size is {patch_size!r}; accepted: one number, for both sides")
