@@ -49,6 +49,7 @@ WRONG = [
     )),
     (NANO, "embed_dim", -1),
     (NANO, "mini_batch_size", 0),
+    (NANO, "mini_batch_size", 2**20 + 1),
     (NANO, "img_size", 7),
     (VIT3, "embed_dim", 0),
     (VIT3, "img_size", 7),

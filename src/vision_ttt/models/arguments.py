@@ -21,7 +21,7 @@ _WHOLE_NUMBERS: dict[str, tuple[int, int]] = {
     "num_registers": (1, 65_536),
     "state": (1, 65_536),
     "stride": (1, 65_536),
-    "mini_batch_size": (1, 2**31 - 1),
+    "mini_batch_size": (1, 2**20),  # as many learned numbers per direction and block
 }
 """Smallest and largest accepted value of each whole number."""
 
