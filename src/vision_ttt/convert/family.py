@@ -23,6 +23,12 @@ def with_axes(released: Mapping[str, Tensor], name: str, axes: int) -> Tensor | 
     return tensor if tensor is not None and tensor.ndim == axes else None
 
 
+def number_of_classes(released: Mapping[str, Tensor], head: str) -> dict[str, int]:
+    """``num_classes`` as a constructor argument, if the weight named ``head`` tells it."""
+    weight = with_axes(released, head, 2)
+    return {} if weight is None else {"num_classes": len(weight)}
+
+
 class Family(NamedTuple):
     """A release and the class of its models here."""
 

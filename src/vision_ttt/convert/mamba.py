@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vision_ttt.convert.family import ConversionError, Family, with_axes
+from vision_ttt.convert.family import ConversionError, Family, number_of_classes, with_axes
 from vision_ttt.layers import ExtraTokens
 from vision_ttt.models.mamba_reg import MambaReg
 from vision_ttt.models.vim import Vim
@@ -73,11 +73,9 @@ def _with_class_tokens_of(model: Vim) -> Family:
 
 def _arguments(released: Mapping[str, Tensor]) -> dict[str, Any]:
     """Constructor arguments that follow from the weights' shapes."""
-    arguments: dict[str, Any] = {}
+    arguments = number_of_classes(released, "head.weight")
     patch = with_axes(released, "patch_embed.proj.weight", 4)
     positions = with_axes(released, "pos_embed", 3)
-    if (head := with_axes(released, "head.weight", 2)) is not None:
-        arguments["num_classes"] = len(head)
     if patch is not None:
         arguments["in_chans"] = patch.shape[1]
         if positions is not None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from vision_ttt.convert.family import ConversionError, Family, with_axes
+from vision_ttt.convert.family import ConversionError, Family, number_of_classes
 from vision_ttt.dense.stage_maps import StageMaps
 from vision_ttt.layers.rotary2d import rotary_table
 from vision_ttt.models.h_vit3 import HViT3
@@ -58,10 +57,7 @@ def _is_rotation(key: str, value: Tensor) -> bool:
     return True
 
 
-def _arguments(released: Mapping[str, Tensor]) -> dict[str, Any]:
-    head = with_axes(released, "head.weight", 2)
-    return {} if head is None else {"num_classes": len(head)}
-
+_arguments = partial(number_of_classes, head="head.weight")
 
 VIT3 = Family(
     "ViT³",

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
-from torch import Tensor
-
-from vision_ttt.convert.family import Family, with_axes
+from vision_ttt.convert.family import Family, number_of_classes
 from vision_ttt.models.vrwkv import VRWKV as Model
 
 _BLOCK = {
@@ -35,15 +32,10 @@ def _name(key: str) -> str:
     return "backbone." + re.sub(r"^norm\.", "ln1.", key)
 
 
-def _arguments(released: Mapping[str, Tensor]) -> dict[str, Any]:
-    head = with_axes(released, "head.fc.weight", 2)
-    return {} if head is None else {"num_classes": len(head)}
-
-
 VRWKV = Family(
     "Vision-RWKV",
     Model,
     frozenset({"backbone.layers.0.att.spatial_decay", "head.fc.weight"}),
     _name,
-    arguments=_arguments,
+    arguments=partial(number_of_classes, head="head.fc.weight"),
 )
