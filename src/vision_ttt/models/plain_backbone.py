@@ -371,6 +371,8 @@ class PlainBackbone(Classifier):
     ) -> list[Any] | tuple[Tensor, list[Any]]:
         """Features after chosen blocks, and the final tokens.
 
+        All tokens are run, in training, too: ``patch_drop_rate`` is of :meth:`forward_features`.
+
         Args:
             x: images [B, C, H, W], or a batch of any shapes.
             indices: which blocks, or how many of the last ones; all by default.
