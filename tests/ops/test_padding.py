@@ -6,6 +6,7 @@ import torch
 import ttt_linear_problems
 import ttt_mlp_problems
 from padded_calls import ANY, absent, check_padding
+from tolerances import assert_close
 from vision_ttt.ops import selective_scan, ttt_linear, ttt_mlp
 from vision_ttt.ops._table import TABLE
 
@@ -140,6 +141,26 @@ def test_a_padded_row_of_a_selective_scan_is_what_it_is_alone(case):
     torch.testing.assert_close(
         torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves)
     )
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_padding_of_a_selective_scan_adds_up_no_rounded_steps(autocast):
+    """A bias that bfloat16 rounds: a step of the difference at each of many tokens is seen."""
+    given, _ = make_scan(torch.float32, ("delta_bias",))
+    tokens = {
+        name: given[name].detach().repeat(1, 50, *[1] * (given[name].ndim - 2))
+        for name in ("u", "delta", "B", "C")
+    }
+    others = {name: x.detach() for name, x in given.items() if name not in tokens}
+    if not autocast:
+        tokens = {name: x.bfloat16() for name, x in tokens.items()}
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        _, state = selective_scan(
+            **tokens, **others, lengths=torch.full((4,), 3), return_state=True
+        )
+        alone = {name: x[:, :3] for name, x in tokens.items()}
+        _, wanted = selective_scan(**alone, **others, return_state=True)
+    assert_close(state, wanted, 1e-2)
 
 
 def test_lengths_of_a_selective_scan_that_do_not_fit():

@@ -189,10 +189,9 @@ def _without(x: Inputs, padding: Tensor) -> Inputs:
     tokens = {name: fill_padding(getattr(x, name), padding) for name in ("u", "B", "C")}
     if x.z is not None:
         tokens["z"] = fill_padding(x.z, padding)
-    if x.delta_softplus:
-        delta = fill_padding(x.delta, padding, _NO_STEP)
-    elif x.delta_bias is None:
-        delta = fill_padding(x.delta, padding)
-    else:  # not cut off from autograd: the bias's gradients there cancel
-        delta = torch.where(padding.unsqueeze(-1), -x.delta_bias.to(x.delta.dtype), x.delta)
-    return x._replace(**tokens, delta=delta)
+    delta, bias = x.delta, x.delta_bias
+    if bias is not None and not x.delta_softplus:
+        # Added here, because in half precisions no number of delta may cancel the bias.
+        delta, bias = (delta + bias).to(delta.dtype), None
+    delta = fill_padding(delta, padding, _NO_STEP if x.delta_softplus else 0)
+    return x._replace(**tokens, delta=delta, delta_bias=bias)
