@@ -210,6 +210,25 @@ def test_padding_without_gradients(op):
 
 
 @pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_mini_batches_beyond_all_tokens_need_no_memory(op, dtype):
+    """Their size counts in no cost: of a first call, and of those that go on."""
+    problem = PROBLEMS[op].make_problem(4, LENGTH, 2, 16, SIZE, scale=None)
+    lengths = torch.tensor(LENGTHS, dtype=dtype)
+
+    def call(**options):
+        _, state = OPS[op](**problem, **options, lengths=lengths, return_state=True)
+        o, state = OPS[op](**problem, **options, lengths=lengths, state=state, return_state=True)
+        return [o, OPS[op](**problem, **options, state=state), *state]
+
+    for got, wanted in zip(call(mini_batch_size=2**40), call(mini_batch_size=64), strict=True):
+        torch.testing.assert_close(got, wanted)
+    options = {**problem, "return_state": True}
+    o, _ = OPS[op](**options, mini_batch_size=2**40)
+    torch.testing.assert_close(o, OPS[op](**options, mini_batch_size=64)[0])
+
+
+@pytest.mark.parametrize("op", OPS)
 def test_padding_needs_no_eps(op):
     """Neither lengths nor short mini-batches may meet a norm's 0 / 0 at the initial bias of 0."""
     problem = PROBLEMS[op].make_problem(2, 3, 2, 16, SIZE, dtype=torch.float32)

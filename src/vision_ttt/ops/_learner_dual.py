@@ -41,7 +41,7 @@ Tensors = tuple[Tensor, ...]
 class Part(NamedTuple):
     """n tokens of one mini-batch, which need not be complete: q, k, v [B, H, n, d] and η [B, H, n].
 
-    ``p`` is the tokens' position scale: [H or 1, n, 1], or [B, H or 1, 1, 1] if the sequences are
+    ``p`` is the tokens' position scale: [H or 1, n, 1], or [B, H or 1, n, 1] if the sequences are
     at different positions.
     """
 

@@ -3,11 +3,11 @@
 No shape depends on a position or a length, so torch.compile sees one graph. A sequence with m
 tokens in its open mini-batch of b is processed in three pieces:
 
-1. its open mini-batch, b slots of which the first m are blank;
+1. the tokens that complete its open mini-batch, at most b - m;
 2. the complete mini-batches behind it;
 3. the tokens behind these, fewer than b.
 
-Blanks, and tokens of another piece or of padding, have η = 0: nothing is learnt from them.
+In each piece, tokens of another piece or of padding have η = 0: nothing is learnt from them.
 """
 
 from __future__ import annotations
@@ -59,16 +59,20 @@ def run_lengths(parts: Parts, opened: Opened | None, lengths: Tensor) -> tuple[T
             :func:`fill_views` has filled; o is arbitrary there.
     """
     size, length = parts.size, parts.inputs.q.shape[1]
-    places = first = torch.zeros_like(lengths)  # first: the token that the second piece begins at
-    outputs, blanks = [], 0
+    # int64, because b may be beyond int32. first: the token that the second piece begins at.
+    places = first = torch.zeros_like(lengths, dtype=torch.int64)
+    outputs, before = [], 0
     if opened is None:
         opened = parts.beginning()._replace(position=places)
     else:
         places = first + opened.position
-        o, sums = _piece(parts, opened, -places, size, lengths)
+        before = min(size, length)
+        slots = places.unsqueeze(1) + torch.arange(before, device=first.device)
+        p = parts.scale[:, slots.clamp(max=size - 1)].transpose(0, 1)  # [B, H or 1, n]
+        o, sums = _piece(parts, opened, first, p, lengths.minimum(size - places))
         filled = (places + lengths).clamp(max=size)
         opened = parts.close(Opened(opened.start, sums, filled))
-        first, blanks = size - places, size
+        first = size - places
         outputs.append(o)
     rest = (lengths - first).clamp(min=0)
     complete = rest // size * size
@@ -80,7 +84,8 @@ def run_lengths(parts: Parts, opened: Opened | None, lengths: Tensor) -> tuple[T
         opened = opened._replace(start=tuple(start))
         outputs.append(o)
     if size > 1:
-        o, sums = _piece(parts, no_tokens(opened.start), first + complete, size - 1, lengths)
+        p = parts.scale[:, : min(size - 1, length)]
+        o, sums = _piece(parts, no_tokens(opened.start), first + complete, p, lengths)
         # A sequence leaves only one of two mini-batches open, the first one or this one. The sums
         # of the other are 0.
         sums = tuple(x + y for x, y in zip(opened.sums, sums, strict=True))
@@ -89,22 +94,23 @@ def run_lengths(parts: Parts, opened: Opened | None, lengths: Tensor) -> tuple[T
     token = torch.arange(length, device=first.device)
     behind = token - first.unsqueeze(1)
     end = complete.unsqueeze(1)
-    index = blanks + torch.where(behind < end, behind, room + behind - end)
-    if blanks:
-        index = torch.where(behind < 0, token + places.unsqueeze(1), index)
+    index = before + torch.where(behind < end, behind, room + behind - end)
+    if before:
+        index = torch.where(behind < 0, token, index)
     return take(torch.cat(outputs, dim=1), index), opened
 
 
 def _piece(
-    parts: Parts, opened: Opened, first: Tensor, count: int, lengths: Tensor
+    parts: Parts, opened: Opened, first: Tensor, p: Tensor, end: Tensor
 ) -> tuple[Tensor, Tensors]:
-    """Compute o [B, n, H, d] of the first n slots of a mini-batch, and its sums after them.
+    """Compute o [B, n, H, d] of n tokens in one mini-batch, and its sums after them.
 
-    The slots hold the tokens from ``first`` [B] on. A slot without a token is blank.
+    The tokens begin at ``first`` [B]; those from ``end`` [B] on are not learnt from. ``p`` is their
+    position scale, [H or 1, n] or [B, H or 1, n].
     """
-    index = first.unsqueeze(1) + torch.arange(count, device=first.device)
-    views = _views(parts, index, (index >= 0) & (index < lengths.unsqueeze(1)))
-    return parts.dual(views, parts.scale[:, :count].unsqueeze(-1), opened)
+    index = first.unsqueeze(1) + torch.arange(p.shape[-1], device=first.device)
+    views = _views(parts, index, index < end.unsqueeze(1))
+    return parts.dual(views, p.unsqueeze(-1), opened)
 
 
 def _views(parts: Parts, index: Tensor, learnt: Tensor) -> Views:

@@ -62,7 +62,7 @@ class Parts:
         """p [H or 1, b]."""
         scale = self.inputs.position_scale
         if scale is None:
-            scale = self.inputs.q.new_ones(self.size, dtype=self.dtype)
+            scale = self.inputs.q.new_ones(1, dtype=self.dtype).expand(self.size)
         return scale.to(self.dtype).reshape(-1, self.size)
 
     def run(self, opened: Opened | None, return_state: bool) -> tuple[Tensor, Opened | None]:
