@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import ttt_linear_problems
 import ttt_mlp_problems
@@ -259,6 +260,23 @@ def test_padding_in_a_graph(reverse_heads):
         return [o, *(x for x in state if torch.is_tensor(x))]
 
     check_padding(call, tokens, list(others.values()), absent(LENGTHS, LENGTH), float("nan"))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_fake_tensors_have_no_lengths_or_positions_to_check(op):
+    problem = PROBLEMS[op].make_problem(4, LENGTH, 2, 16, SIZE, dtype=torch.float32)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        options = {"mini_batch_size": SIZE, "return_state": True}
+        lengths = torch.full((4,), 3)
+        _, state = OPS[op](**problem, **options, lengths=lengths)
+        o, _ = OPS[op](**problem, **options, state=state)
+        assert o.shape == problem["q"].shape
+
+
+def test_a_selective_scan_of_fake_tensors_has_no_lengths_to_check():
+    given, _ = make_scan(torch.float32, ())
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert selective_scan(**given, lengths=torch.full((4,), 3)).shape == given["u"].shape
 
 
 @pytest.mark.parametrize("op", OPS)
