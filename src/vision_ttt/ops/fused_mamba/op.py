@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from vision_ttt.ops._op import Op
@@ -21,7 +22,8 @@ def _kept(x: Inputs) -> int:
 def _fake(x: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
     batch, length, _ = x.projected.shape
     new, kept = x.projected.new_empty, _kept(x) if keep else 0
-    return new(batch, length, x.inner()), new(kept, batch, *x.A.shape)
+    dtype = torch.promote_types(x.projected.dtype, torch.float32)
+    return new(batch, length, x.inner()), new(kept, batch, *x.A.shape, dtype=dtype)
 
 
 def _flops(shapes: Inputs) -> int:

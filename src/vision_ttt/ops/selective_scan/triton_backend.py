@@ -29,11 +29,16 @@ WARPS_PER_PROCESSOR = 8
 Eight of the backward kernel's share the registers of one."""
 
 
+def no_room(a: Tensor) -> str | None:
+    """The reason why a program cannot hold the states of A [D, N], or None if it can."""
+    if a.shape[1] <= MOST_STATES:
+        return None
+    return f"a state of {a.shape[1]} numbers per channel is over {MOST_STATES}"
+
+
 def refusal(inputs: Inputs) -> str | None:
     """The reason why the kernels do not support the inputs, or None if they do."""
-    if inputs.A.shape[1] > MOST_STATES:
-        return f"a state of {inputs.A.shape[1]} numbers per channel is over {MOST_STATES}"
-    return _triton.refusal(*inputs[:9], may_be_empty=True)
+    return no_room(inputs.A) or _triton.refusal(*inputs[:9], may_be_empty=True)
 
 
 def _processors(x: Tensor) -> int:
