@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt.ops import selective_scan
+from vision_ttt.ops.selective_scan import dual
 from vision_ttt.ops.selective_scan.op import OP
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -232,3 +233,11 @@ def test_gradcheck():
             return selective_scan(**named, reverse_channels=2, **options)
 
         assert torch.autograd.gradcheck(scan, leaves, fast_mode=True)
+
+
+def test_few_tokens_take_few_steps(monkeypatch):
+    steps, advance = [], dual._Scan.advance
+    monkeypatch.setattr(dual._Scan, "advance", lambda *a: steps.append(a) or advance(*a))
+    case = Case(3)
+    solve(arguments_of(case), case, torch.float64, "dual")
+    assert len(steps) == 2 * (3 + 3 + 3)  # to the states, the outputs, and back; two directions

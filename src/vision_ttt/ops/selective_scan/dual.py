@@ -1,6 +1,7 @@
 """selective_scan in chunks, by PyTorch's operations on any device.
 
-All chunks of K tokens advance side by side, so that T tokens take 2 K + T / K steps and not T:
+All chunks of K = 64 tokens, or of all T where these are fewer, advance side by side, so that T
+tokens take 2 K + T / K steps and not T:
 
     within chunk p, from zero:  h ← exp(δ A) h + δ u B       the share of the chunk's own tokens
     from chunk to chunk:        s_{p+1} = exp(A Σ δ) s_p + h
@@ -29,7 +30,6 @@ from vision_ttt.ops.selective_scan.contract import (
     CHUNK_TOKENS,
     Inputs,
     Part,
-    num_chunks,
     num_groups,
     parts,
 )
@@ -61,6 +61,10 @@ class _Scan(NamedTuple):
         """exp(A Σ δ) of every chunk, [B, P, G, M, N]."""
         return torch.exp(self.delta.sum(2).unsqueeze(-1) * self.a)
 
+    def places(self) -> range:
+        """The places of a chunk's tokens, 0 … K - 1."""
+        return range(self.u.shape[2])
+
     def of(self, chunks: slice) -> _Scan:
         """Some of the chunks."""
         u, delta, b, c = (x[:, chunks] for x in (self.u, self.delta, self.b, self.c))
@@ -72,9 +76,9 @@ def _chunked(x: Tensor, reverse: bool) -> Tensor:
     length = x.shape[1]
     if reverse:
         x = x.flip(1)
-    missing = num_chunks(length) * CHUNK_TOKENS - length
-    x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, missing))
-    return x.unflatten(1, (-1, CHUNK_TOKENS))
+    size = min(length, CHUNK_TOKENS)
+    x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, -length % size))
+    return x.unflatten(1, (-1, size))
 
 
 def _unchunked(x: Tensor, length: int, reverse: bool) -> Tensor:
@@ -113,7 +117,7 @@ def _states(scan: _Scan, state: Tensor) -> tuple[Tensor, Tensor]:
     """The states before every chunk [B, P, G, M, N], and the last one [B, G, M, N]."""
     decay = scan.of_chunks()
     h = torch.zeros_like(decay)
-    for j in range(CHUNK_TOKENS):
+    for j in scan.places():
         h = scan.advance(h, j)
     starts = []
     for p in range(decay.shape[1]):
@@ -125,7 +129,7 @@ def _states(scan: _Scan, state: Tensor) -> tuple[Tensor, Tensor]:
 def _outputs(scan: _Scan, starts: Tensor) -> Tensor:
     """C h of every token, [B, P, K, G, M]."""
     h, outputs = starts, []
-    for j in range(CHUNK_TOKENS):
+    for j in scan.places():
         h = scan.advance(h, j)
         outputs.append((h * scan.c[:, :, j, :, None]).sum(-1))
     return torch.stack(outputs, 2)
@@ -181,7 +185,7 @@ def _scan_backward(scan: _Scan, starts: Tensor, grad_y: Tensor, grad_state: Tens
     # The gradient of each chunk's last state: first what its own later chunk adds, from zero.
     decay = scan.of_chunks()
     g = torch.zeros_like(decay)
-    for j in reversed(range(CHUNK_TOKENS)):
+    for j in reversed(scan.places()):
         own = grad_y[:, :, j].unsqueeze(-1) * scan.c[:, :, j, :, None]
         g = (g + own) * scan.decay(j)
     ends = []
@@ -189,7 +193,7 @@ def _scan_backward(scan: _Scan, starts: Tensor, grad_y: Tensor, grad_state: Tens
         ends.append(grad_state)
         grad_state = torch.addcmul(g[:, p], decay[:, p], grad_state)
     end = torch.stack(ends[::-1], 1)
-    at_a_time = max(1, _MOST_STATES // max(1, decay[:, 0].numel() * CHUNK_TOKENS))
+    at_a_time = max(1, _MOST_STATES // max(1, decay[:, 0].numel() * len(scan.places())))
     pieces = []
     for first in range(0, decay.shape[1], at_a_time):
         chunks = slice(first, first + at_a_time)
@@ -207,11 +211,11 @@ def _within(scan: _Scan, starts: Tensor, grad_y: Tensor, g: Tensor) -> tuple[Ten
     g is the gradient of the chunks' last states, of which no token in them has taken account.
     """
     states = [starts]
-    for j in range(CHUNK_TOKENS):
+    for j in scan.places():
         states.append(scan.advance(states[-1], j))
     updates, deltas, bs, cs, ys = [], [], [], [], []
     da = torch.zeros_like(scan.a)
-    for j in reversed(range(CHUNK_TOKENS)):
+    for j in reversed(scan.places()):
         c, dy, h = scan.c[:, :, j, :, None], grad_y[:, :, j].unsqueeze(-1), states.pop()
         delta = scan.delta[:, :, j].unsqueeze(-1)
         ys.append((h * c).sum(-1))
