@@ -5,7 +5,14 @@ import torch
 import torch.nn.functional as F
 
 from tolerances import assert_close
-from vision_ttt.ops import depthwise_conv2d, directional_conv1d, gated_norm, swiglu
+from vision_ttt.ops import (
+    depthwise_conv2d,
+    directional_conv1d,
+    gated_norm,
+    residual_depthwise_conv2d,
+    swiglu,
+)
+from vision_ttt.ops.vit3_ttt import depthwise_correlation
 
 pytestmark = pytest.mark.kernels
 
@@ -121,3 +128,42 @@ def test_slices_of_a_fused_projection_come_in_as_they_are():
     assert torch.equal(image, depthwise_conv2d(x.contiguous(), taps, (8, 5)))
     assert torch.equal(image, depthwise_conv2d(flipped, taps, (8, 5)))
     assert torch.equal(fused, before)
+
+
+MIXED = {  # tokens, and parameters of another dtype
+    "directional_conv1d": (
+        lambda x, w, b: directional_conv1d(x, w, b, 4),
+        ((2, 9, 8), (8, 1, 4), (8,)),
+    ),
+    "depthwise_conv2d": (
+        lambda x, w: depthwise_conv2d(x, w, (3, 3)),
+        ((2, 9, 8), (8, 1, 3, 3)),
+    ),
+    "residual_depthwise_conv2d": (
+        lambda x, w: residual_depthwise_conv2d(x, w, (3, 3)),
+        ((2, 9, 8), (8, 1, 3, 3)),
+    ),
+    "gated_norm": (
+        lambda z, w, b: gated_norm(z, None, w, b),
+        ((2, 9, 16), (2, 8), (2, 8)),
+    ),
+    "depthwise_correlation": (
+        lambda x, y: depthwise_correlation(x, y, (3, 3)),
+        ((2, 9, 8), (2, 9, 8)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "shapes"), MIXED.values(), ids=MIXED)
+def test_tokens_in_half_precision_with_parameters_in_float32(function, shapes):
+    """Results have the tokens' dtype on every device, on which models depend."""
+    torch.manual_seed(0)
+    first, *others = (torch.randn(shape) for shape in shapes)
+    given = [x.requires_grad_() for x in (first.bfloat16(), *others)]
+    got, wanted = function(*given), function(*(x.detach().double() for x in given))
+    assert got.dtype == torch.bfloat16
+    assert_close(got, wanted, 3e-2)
+    gradients = torch.autograd.grad(got.float().sum(), given)
+    assert [x.dtype for x in gradients] == [x.dtype for x in given]
+    fake = function(*(x.to("meta") for x in given))
+    assert (fake.shape, fake.dtype) == (got.shape, got.dtype)

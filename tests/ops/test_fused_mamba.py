@@ -2,6 +2,7 @@
 
 import torch
 
+from tolerances import assert_close
 from vision_ttt.ops.fused_mamba.op import OP
 
 INNER, STATES, RANK, TAPS = 16, 4, 2, 4
@@ -26,6 +27,13 @@ def make_inputs(dtype=torch.float32, states=STATES):
 def test_states_are_kept_in_float32():
     out, kept = OP.fake(make_inputs(torch.bfloat16), True)
     assert (out.dtype, kept.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_tokens_in_half_precision_with_parameters_in_float32():
+    inputs = make_inputs(torch.bfloat16)
+    got = OP(inputs)
+    assert got.dtype == torch.bfloat16
+    assert_close(got, OP(OP.inputs(*(x.double() for x in inputs))), 3e-2)
 
 
 def test_a_state_that_the_scan_of_a_gpu_refuses():

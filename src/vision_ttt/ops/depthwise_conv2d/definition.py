@@ -11,6 +11,7 @@ from vision_ttt.ops.depthwise_conv2d.contract import Inputs
 def depthwise_conv2d_definition(inputs: Inputs) -> Tensor:
     """See :func:`vision_ttt.ops.depthwise_conv2d.depthwise_conv2d`."""
     x, weight, height, width = inputs
+    weight = weight.to(x.dtype)
     if not x.shape[-1]:  # PyTorch's convolution needs a channel
         return x * weight.sum((1, 2, 3))
     # Tokens are the channels-last memory format already: no copy on the way in or out.

@@ -12,6 +12,7 @@ from vision_ttt.ops.directional_conv1d.contract import Inputs
 def directional_conv1d_definition(inputs: Inputs) -> Tensor:
     """See :func:`vision_ttt.ops.directional_conv1d.directional_conv1d`."""
     x, weight, bias, reverse_channels = inputs
+    weight, bias = weight.to(x.dtype), bias.to(x.dtype)
     past = weight.shape[-1] - 1
     forward_channels = x.shape[-1] - reverse_channels
     x = x.transpose(1, 2)  # [B, C, T]

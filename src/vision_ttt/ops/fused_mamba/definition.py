@@ -27,9 +27,9 @@ def _compose(
     both = torch.cat([tokens, tokens], dim=-1)
     u = F.silu(convolve(convolution.Inputs(both, x.conv_weight, x.conv_bias, inner)))
     # B images, t tokens, g directions, E channels; o of r, B and C.
-    small = torch.einsum("btge,goe->btgo", u.unflatten(-1, (2, inner)), x.x_proj)
+    small = torch.einsum("btge,goe->btgo", u.unflatten(-1, (2, inner)), x.x_proj.to(u.dtype))
     r, b, c = small.split_with_sizes(list(x.widths()), dim=-1)
-    delta = torch.einsum("btgr,ger->btge", r, x.dt_proj).flatten(2)
+    delta = torch.einsum("btgr,ger->btge", r, x.dt_proj.to(r.dtype)).flatten(2)
     y, _ = scan(
         recurrence.Inputs(u, delta, x.A, b, c, x.D, None, x.dt_bias, None, True, inner)
     )  # [B, T, 2 E]

@@ -11,7 +11,6 @@ from vision_ttt.ops.gated_norm.contract import Inputs
 def gated_norm_definition(inputs: Inputs) -> Tensor:
     """See :func:`vision_ttt.ops.gated_norm.gated_norm`."""
     z, gate, weight, bias, eps = inputs
-    parts, dim = weight.shape
-    z = F.layer_norm(z.unflatten(-1, (parts, dim)), (dim,), eps=eps)  # [B, T, R, D]
-    total = (z * weight + bias).sum(-2)
-    return total if gate is None else F.gelu(gate) * total
+    normed = F.layer_norm(z.unflatten(-1, weight.shape), weight.shape[1:], eps=eps)  # [B, T, R, D]
+    total = (normed * weight + bias).sum(-2)
+    return (total if gate is None else F.gelu(gate) * total).to(z.dtype)

@@ -21,4 +21,4 @@ def depthwise_correlation_definition(inputs: Inputs) -> Tensor:
         for i in range(kernel_size)
         for j in range(kernel_size)
     ]
-    return torch.stack(taps, dim=1).view(x.shape[-1], 1, kernel_size, kernel_size)
+    return torch.stack(taps, dim=1).view(x.shape[-1], 1, kernel_size, kernel_size).to(x.dtype)
