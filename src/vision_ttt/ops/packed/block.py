@@ -85,8 +85,8 @@ class Block:
             of them is ``is_bfloat16``, the dtype of the packed weights.
         ranges: the ranges of the whole numbers whose range is not ``Whole(1)``.
         floats: name → range of the call's floating-point numbers, in their order.
-        derive: sizes → further numbers. It raises a ValueError for sizes that contradict each
-            other.
+        derive: (op, sizes) → further numbers. It raises a ValueError for sizes that contradict
+            each other.
         refusal: sizes → the reason why the kernels do not support them, or None if they do.
         leading: the whole numbers of a call before the sizes, such as the grid's.
         further: (arguments, sizes): raises an error for other arguments of a call that do not fit.
@@ -103,7 +103,7 @@ class Block:
         *,
         ranges: Mapping[str, Whole],
         floats: Mapping[str, Real],
-        derive: Callable[[Mapping[str, int]], Mapping[str, int]],
+        derive: Callable[[str, Mapping[str, int]], Mapping[str, int]],
         refusal: Callable[[Mapping[str, int]], str | None],
         leading: Sequence[str],
         further: Callable[[Mapping[str, Any], Mapping[str, int]], None] | None = None,
@@ -151,7 +151,7 @@ class Block:
         Raises:
             ValueError: the sizes contradict each other.
         """
-        return self._places(self._symbols(dim, sizes), portable)
+        return self._places(self.symbols(dim, sizes), portable)
 
     def join(
         self,
@@ -213,7 +213,7 @@ class Block:
         """The reason why the kernels do not support a block of these sizes, or None if they do."""
         if _native.LIBRARY is None:
             return "the compiled kernels are missing"
-        return self._refusal(self._symbols(dim, sizes))
+        return self._refusal(self.symbols(dim, sizes))
 
     def refusal(self, inputs: Any) -> str | None:
         """The reason why the kernels do not support a call, or None if they do."""
@@ -265,11 +265,16 @@ class Block:
         _native.run_kernel(self._kernel, problem)
         return out
 
-    def _symbols(self, dim: int, sizes: Sequence[int]) -> dict[str, int]:
+    def symbols(self, dim: int, sizes: Sequence[int]) -> dict[str, int]:
+        """All sizes of a block by their names, the derived ones included.
+
+        Raises:
+            ValueError: the sizes contradict each other.
+        """
         given = dict(zip(self.sizes._fields, sizes, strict=True))
         self._check_ints({"dim": dim, **given})
         symbols = {"dim": dim, **given}
-        return {**symbols, **self._derive(symbols)}
+        return {**symbols, **self._derive(self.name, symbols)}
 
     def _check_ints(self, numbers: Mapping[str, int]) -> None:
         for name, value in numbers.items():
@@ -306,7 +311,7 @@ class Block:
         for (name, limits), value in zip(self.floats.items(), floats, strict=True):
             check_number(op, name, value, limits)
         dim, sizes = y.shape[-1], ints[self.first_size :]
-        symbols = self._symbols(dim, sizes)
+        symbols = self.symbols(dim, sizes)
         *_, last = self._places(symbols).values()
         if weights.shape[-1] != last.end:
             raise ValueError(
@@ -331,7 +336,7 @@ class Block:
         The description holds addresses only; the caller must keep the weights alive.
         """
         batch, length, dim = shape
-        symbols = self._symbols(dim, ints[self.first_size :])
+        symbols = self.symbols(dim, ints[self.first_size :])
         values = dict(symbols, batch=batch, length=length, count=count)
         values |= dict(zip((*self.ints, *self.floats), (*ints, *floats), strict=True))
         places = self._places(symbols, portable)

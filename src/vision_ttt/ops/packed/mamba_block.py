@@ -76,10 +76,10 @@ class MambaBlockStructure(ctypes.Structure):
     )
 
 
-def derive(s: Mapping[str, int]) -> dict[str, int]:
+def derive(op: str, s: Mapping[str, int]) -> dict[str, int]:
     """Sizes of a block that determine shapes."""
     if s["rank"] % 2:
-        raise ValueError(f"packed_mamba_block: rank must be even, got {s['rank']}")
+        raise ValueError(f"{op}: rank must be even, got {s['rank']}")
     return {"columns": 2 * s["inner"], "vectors": 2 * STATES}
 
 

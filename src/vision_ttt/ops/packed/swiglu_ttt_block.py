@@ -72,12 +72,10 @@ class SwigluTttBlockStructure(ctypes.Structure):
     )
 
 
-def _derive(s: Mapping[str, int]) -> dict[str, int]:
+def _derive(op: str, s: Mapping[str, int]) -> dict[str, int]:
     dim, heads = s["dim"], s["heads"]
     if dim % heads:
-        raise ValueError(
-            f"packed_swiglu_ttt_block: {dim} channels are not a multiple of {heads} heads"
-        )
+        raise ValueError(f"{op}: {dim} channels are not a multiple of {heads} heads")
     d = dim // heads
     return {"d": d, "two_d": 2 * d, "views": 3 * dim}
 

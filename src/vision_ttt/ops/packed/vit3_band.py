@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vision_ttt.ops._contract import Whole
+from vision_ttt.ops._contract import Whole, check_number
 from vision_ttt.ops._op import Backend, Op
 from vision_ttt.ops.packed.block import GRID, Block, run_op
 from vision_ttt.ops.packed.linear import linear
@@ -33,10 +33,10 @@ from vision_ttt.ops.vit3_ttt import (
 )
 
 
-def _derive(s: Mapping[str, int]) -> dict[str, int]:
+def _derive(op: str, s: Mapping[str, int]) -> dict[str, int]:
     if s["convolved"] or s["modulated"]:
-        raise ValueError("packed_vit3_band: the MLP must not convolve, nor the block be modulated")
-    sizes = derive(s)
+        raise ValueError(f"{op}: the MLP must not convolve, nor the block be modulated")
+    sizes = derive(op, s)
     return {**sizes, "numbers": s["heads"] * 2 * sizes["d"] ** 2 + 9 * sizes["d"]}
 
 
@@ -197,5 +197,6 @@ def packed_vit3_band(
         ValueError: the tensors and numbers do not fit one block.
     """
     width, above, below = rows
+    check_number(BLOCK.name, "width", width, Whole(1))
     numbers = y.shape[1] // width, width, above, below, total, *sizes
     return call(OP, Inputs(y, weights, sums, numbers, (loss_scale, *eps)))

@@ -71,11 +71,11 @@ class Vit3BlockStructure(ctypes.Structure):
     )
 
 
-def derive(s: Mapping[str, int]) -> dict[str, int]:
+def derive(op: str, s: Mapping[str, int]) -> dict[str, int]:
     """Sizes of a block that determine shapes."""
     dim, heads = s["dim"], s["heads"]
     if dim % heads:
-        raise ValueError(f"packed_vit3_block: {dim} channels are not a multiple of {heads} heads")
+        raise ValueError(f"{op}: {dim} channels are not a multiple of {heads} heads")
     d = dim // heads
     derived = {"d": d, "two_d": 2 * d, "mixed": dim + d, "views": 3 * (dim + d)}
     return {**derived, "affine": 1 - s["modulated"], "gate_stride": 6 * dim}

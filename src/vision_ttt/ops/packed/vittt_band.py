@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._contract import Whole
+from vision_ttt.ops._contract import Whole, check_number
 from vision_ttt.ops._op import Backend, Op
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.packed.block import FLAG, GRID, Block, Run, define, run_op
@@ -55,8 +55,8 @@ _PARAMETERS = {
 } | {"gate": "packed dim dim if merges_by_gate"}
 
 
-def _derive(s: Mapping[str, int]) -> dict[str, int]:
-    sizes = derive(s, scans=1)
+def _derive(op: str, s: Mapping[str, int]) -> dict[str, int]:
+    sizes = derive(op, s, scans=1)
     heads, d, wide = s["heads"], sizes["d"], sizes["wide"]
     seen = max(s["taps"] - 1, 0) + s["mini_batch_size"] - 1
     state = heads * (d * wide + wide + s["is_mlp"] * (wide * d + d))
@@ -198,7 +198,7 @@ def _compose(inputs: Inputs, run: Run) -> tuple[Tensor, Tensor]:
 
 def _parts_of(state: Tensor, dim: int, s: VitttBandSizes) -> tuple[list[Tensor], Tensor, Tensor]:
     """The inner model [1, H, …], and views and logits [1, P, …] of the tokens before the band."""
-    sizes = _derive({**s._asdict(), "dim": dim})
+    sizes = BLOCK.symbols(dim, s)
     heads, d, wide, seen = s.heads, sizes["d"], sizes["wide"], sizes["seen"]
     shapes = [(1, heads, d, wide), (1, heads, wide), (1, heads, wide, d), (1, heads, d)]
     shapes = [*shapes[: 4 if s.is_mlp else 2], (1, seen, sizes["columns"]), (1, seen, heads)]
@@ -288,12 +288,13 @@ def packed_vittt_band(
         ValueError: the tensors and numbers do not fit such a block.
     """
     width, above, below = rows
+    check_number(BLOCK.name, "width", width, Whole(1))
     numbers = y.shape[1] // width, width, above, below, open_tokens, *sizes
     return call(OP, Inputs(y, weights, state, side, numbers, (rate, *eps)))
 
 
 def initial_state(model: Sequence[Tensor], dim: int, sizes: VitttBandSizes) -> Tensor:
     """The state before the first token, of the initial inner models in the order of INNER."""
-    numbers = _derive({**sizes._asdict(), "dim": dim})["numbers"]
+    numbers = BLOCK.symbols(dim, sizes)["numbers"]
     given = torch.cat([x.detach().float().flatten() for x in model])
     return torch.cat((given, given.new_zeros(numbers - len(given))))

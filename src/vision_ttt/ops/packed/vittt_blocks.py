@@ -92,14 +92,14 @@ class VitttBlockStructure(ctypes.Structure):
     )
 
 
-def derive(s: Mapping[str, int], scans: int | None = None) -> dict[str, int]:
+def derive(op: str, s: Mapping[str, int], scans: int | None = None) -> dict[str, int]:
     """Sizes of a block that scans in ``scans`` of its directions; None for all of them."""
     scans = s["directions"] if scans is None else scans
     inner, heads, kernel = scans * s["dim"], s["heads"], s["kernel"]
     if kernel and kernel % 2 == 0:
-        raise ValueError(f"packed_vittt_blocks: conv2d's kernel must be odd, got {kernel}")
+        raise ValueError(f"{op}: conv2d's kernel must be odd, got {kernel}")
     if inner % heads or heads % scans:
-        raise ValueError(f"packed_vittt_blocks: {heads} heads in {scans} directions of {s['dim']}")
+        raise ValueError(f"{op}: {heads} heads in {scans} directions of {s['dim']}")
     d = inner // heads
     return {
         "kernel_area": kernel * kernel,
