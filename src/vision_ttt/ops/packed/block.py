@@ -372,3 +372,9 @@ def define(op: str, *arguments: Any) -> Any:
 def run_op(op: str, *arguments: Any) -> Any:
     """Compute an op of the table by the backend that serves its call."""
     return TABLE[op](TABLE[op].inputs(*arguments))
+
+
+def flops_of(op: str, **shapes: Any) -> int:
+    """FLOPs of an op of the table, given the shapes and numbers that they depend on."""
+    given = TABLE[op].inputs(*[None] * TABLE[op].width)
+    return TABLE[op].flops(given._replace(**shapes))

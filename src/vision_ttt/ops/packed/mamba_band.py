@@ -10,8 +10,7 @@ from torch import Tensor
 
 from vision_ttt.ops._contract import Real
 from vision_ttt.ops._op import Backend, Op
-from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.packed.block import FLAG, Block, Run, define, run_op
+from vision_ttt.ops.packed.block import FLAG, Block, Run, define, flops_of, run_op
 from vision_ttt.ops.packed.mamba_block import (
     PARAMETERS,
     STATES,
@@ -124,11 +123,8 @@ def _flops(shapes: Inputs) -> int:
     (_, length, dim), (_, merges, *sizes) = shapes.y, shapes.ints
     s = MambaBlockSizes(*sizes)
     weights = s.inner * ((1 + 2 * merges) * dim + s.taps + 2 * STATES + 2 * s.rank)
-    op = TABLE["selective_scan"]
-    given = op.inputs(*[None] * op.width)
-    return 2 * length * weights + op.flops(
-        given._replace(u=[1, length, s.inner], A=[s.inner, STATES])
-    )
+    scan = flops_of("selective_scan", u=[1, length, s.inner], A=[s.inner, STATES])
+    return 2 * length * weights + scan
 
 
 OP = Op(

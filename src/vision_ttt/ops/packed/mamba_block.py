@@ -14,8 +14,7 @@ from torch import Tensor
 from vision_ttt.ops._contract import Real
 from vision_ttt.ops._native import mirrors, no_vectors
 from vision_ttt.ops._op import Backend, Op
-from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.packed.block import FLAG, Block, Run, define
+from vision_ttt.ops.packed.block import FLAG, Block, Run, define, flops_of
 from vision_ttt.ops.packed.linear import multiply
 from vision_ttt.ops.packed.weights import PackedStructure, call
 
@@ -182,9 +181,7 @@ def _flops(shapes: Inputs) -> int:
     batch, length, dim = shapes.y
     s = MambaBlockSizes(*shapes.ints)
     weights = s.inner * (3 * dim + 2 * (s.taps + 2 * STATES + 2 * s.rank))
-    op = TABLE["selective_scan"]
-    inputs = op.inputs(*[None] * op.width)
-    scan = op.flops(inputs._replace(u=[batch, length, 2 * s.inner], A=[2 * s.inner, STATES]))
+    scan = flops_of("selective_scan", u=[batch, length, 2 * s.inner], A=[2 * s.inner, STATES])
     return 2 * batch * length * weights + scan
 
 

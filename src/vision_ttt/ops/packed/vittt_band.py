@@ -11,7 +11,6 @@ from torch import Tensor
 
 from vision_ttt.ops._contract import Whole, check_number
 from vision_ttt.ops._op import Backend, Op
-from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.packed.block import FLAG, GRID, Block, Run, define, run_op
 from vision_ttt.ops.packed.vittt_blocks import (
     FLOATS,
@@ -23,6 +22,7 @@ from vision_ttt.ops.packed.vittt_blocks import (
     derive,
     inner_views,
     learn,
+    learner_flops,
     project,
     refuse,
 )
@@ -220,14 +220,10 @@ def _forward(inputs: Inputs) -> tuple[Tensor, Tensor]:
 def _flops(shapes: Inputs) -> int:
     """FLOPs of the products, convolutions and the learner on the band's own tokens."""
     this, dim = _Call.of(shapes), shapes.y[-1]
-    s, d = this.sizes, dim // this.sizes.heads
+    s = this.sizes
     products = s.views * dim + s.kernel * s.kernel + s.heads + 2 * s.taps
     products += s.merges * (s.gated * dim + dim + 3 * s.hidden)
-    op = TABLE["ttt_mlp" if s.is_mlp else "ttt_linear"]
-    given = op.inputs(*[None] * op.width)._replace(
-        q=[1, this.tokens, s.heads, d], mini_batch_size=s.mini_batch_size
-    )
-    learner = op.flops(given._replace(w1=[s.heads, d, 4 * d]) if s.is_mlp else given)
+    learner = learner_flops([1, this.tokens, s.heads, dim // s.heads], s)
     return 2 * this.tokens * products * dim + learner
 
 

@@ -16,8 +16,7 @@ from vision_ttt.ops._contract import Real, Whole
 from vision_ttt.ops._learner_cpu import _Convolution, _State, unsuited
 from vision_ttt.ops._native import mirrors, no_vectors
 from vision_ttt.ops._op import Backend, Op
-from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.packed.block import FLAG, GRID, Block, Run, define
+from vision_ttt.ops.packed.block import FLAG, GRID, Block, Run, define, flops_of
 from vision_ttt.ops.packed.linear import multiply
 from vision_ttt.ops.packed.weights import NormStructure, PackedStructure, call
 
@@ -278,12 +277,17 @@ def _flops(shapes: Inputs) -> int:
     inner = s.directions * dim
     products = s.views * inner * dim + s.gated * dim * dim + s.kernel * s.kernel * dim
     products += s.heads * dim + dim * dim + 3 * s.hidden * dim + 2 * inner * s.taps
-    d, op = inner // s.heads, TABLE["ttt_mlp" if s.is_mlp else "ttt_linear"]
-    inputs = op.inputs(*[None] * op.width)._replace(
-        q=[batch, length, s.heads, d], mini_batch_size=s.mini_batch_size
-    )
-    learner = op.flops(inputs._replace(w1=[s.heads, d, 4 * d]) if s.is_mlp else inputs)
+    learner = learner_flops([batch, length, s.heads, inner // s.heads], s)
     return math.prod(shapes.weights[:-1]) * (2 * batch * length * products + learner)
+
+
+def learner_flops(q: list[int], s: Any) -> int:
+    """FLOPs of the learners, given the shape [B, T, H, d] of their views."""
+    *_, heads, d = q
+    shapes = {"q": q, "mini_batch_size": s.mini_batch_size}
+    if s.is_mlp:
+        return flops_of("ttt_mlp", **shapes, w1=[heads, d, 4 * d])
+    return flops_of("ttt_linear", **shapes)
 
 
 OP = Op(
