@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from vision_ttt.ops import depthwise_conv2d, directional_conv1d, gated_norm, swiglu, ttt_linear
+from vision_ttt.ops import (
+    depthwise_conv2d,
+    directional_conv1d,
+    gated_norm,
+    linear,
+    selective_scan,
+    swiglu,
+    swiglu_mlp,
+    ttt_linear,
+)
 from vision_ttt.ops._contract import Contract, Real, Whole
 from vision_ttt.ops.vit3_ttt import depthwise_correlation
 
@@ -193,3 +202,23 @@ def test_tensors_without_content_are_checked_too():
     assert ttt_linear(**views, eta=ones(1, 6, 2).to("meta"), **state).shape == (1, 6, 2, 8)
     with pytest.raises(ValueError, match="eta must have shape"):
         ttt_linear(**views, eta=ones(1, 6).to("meta"), **state)
+
+
+AUTOCAST = {  # what is called with x in float32 and another tensor in float64
+    "selective_scan": lambda x, other: selective_scan(
+        x, x, -ones(8, 2), x[..., :2], x[..., :2], z=other
+    ),
+    "linear": lambda x, other: linear(x, other[0]),
+    "swiglu_mlp": lambda x, other: swiglu_mlp(x, other[0, :, :8], ones(8, 4)),
+    "ttt_linear": lambda x, other: ttt_linear(
+        *(view.unsqueeze(2) for view in (x, x, other)), ones(1, 8, 1), ones(1, 8, 8), ones(1, 8)
+    ),
+}
+
+
+@pytest.mark.parametrize("call", AUTOCAST.values(), ids=AUTOCAST)
+@pytest.mark.parametrize("first", [torch.float32, torch.float64])
+def test_autocast_casts_no_float64(call, first):
+    other = torch.float64 if first == torch.float32 else torch.float32
+    with torch.autocast("cpu"), pytest.raises(TypeError, match="share a dtype"):
+        call(ones(1, 8, 8, dtype=first), ones(1, 8, 8, dtype=other))

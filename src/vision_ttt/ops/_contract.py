@@ -292,8 +292,8 @@ class Contract:
                 raise TypeError(f"{self.op}: {name} must be a strided tensor, got {x.layout}")
             if name in self.dtypes or x.dtype == first.dtype:
                 continue
-            if name in self.alike and will_be_cast:
-                continue
+            if name in self.alike and will_be_cast and torch.float64 not in (first.dtype, x.dtype):
+                continue  # autocast leaves float64 as it is
             if name in self.alike:
                 raise TypeError(
                     f"{self.op}: {leader} and {name} must share a dtype, "
