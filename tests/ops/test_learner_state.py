@@ -214,6 +214,23 @@ def test_states_are_moved_selected_detached_and_saved(op, cut, tmp_path):
 
 
 @pytest.mark.parametrize("op", OPS)
+def test_states_that_are_not_one_batch(op):
+    def state_of(op, **options):
+        problem = PROBLEMS[op].make_problem(1, 5, 2, 4, SIZE)
+        return OPS[op](**problem, mini_batch_size=SIZE, return_state=True, **options)[1]
+
+    state, of_two_directions = state_of(op), state_of(op, reverse_heads=1)
+    (other,) = OPS.keys() - {op}
+    with pytest.raises(ValueError, match="at least one state, got none"):
+        states.concatenate([])
+    for parts in ((state, of_two_directions), (of_two_directions, state)):
+        with pytest.raises(ValueError, match="states of one kind, got NoneType and Tensor"):
+            states.concatenate(parts)
+    with pytest.raises(ValueError, match="states of one kind, got LinearState and MLPState"):
+        states.concatenate([state, state_of(other)])
+
+
+@pytest.mark.parametrize("op", OPS)
 def test_states_that_do_not_fit(op):
     problem = {n: x.detach() for n, x in PROBLEMS[op].make_problem(2, 6, 2, 4, SIZE).items()}
     call = OPS[op]

@@ -62,7 +62,12 @@ def concatenate(parts: Sequence[State]) -> State:
     """Return the state of the sequences of several states, one after the other.
 
     Where these have different numbers, such as positions, every sequence gets its own.
+
+    Raises:
+        ValueError: there is no state, or the states are not of one kind.
     """
+    if not parts:
+        raise ValueError("concatenate needs at least one state, got none")
     batches = [_first_tensor(part) for part in parts]
     return _concatenated(parts, [len(x) for x in batches], batches[0].device)
 
@@ -75,6 +80,11 @@ def _first_tensor(state: Any) -> Tensor:
 
 def _concatenated(parts: Sequence[Any], sizes: Sequence[int], device: torch.device) -> Any:
     first = parts[0]
+    # A number may be a tensor in another state, and both are of one kind.
+    kinds = {type(x) if x is None or isinstance(x, tuple) else Tensor for x in parts}
+    if len(kinds) > 1:
+        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"concatenate needs states of one kind, got {names} in one place")
     if isinstance(first, tuple):
         fields = zip(*parts, strict=True)
         return type(first)._make(_concatenated(x, sizes, device) for x in fields)  # type: ignore[attr-defined]
