@@ -123,6 +123,10 @@ MISTYPED = {
         lambda: gated_norm(ones(1, 5, 32), None, ones(1, 32), ones(1, 32, dtype=torch.float64)),
         r"bias is float64, z is not \(torch.float32\)",
     ),
+    "a tensor for a pair": (
+        lambda: swiglu_mlp(ones(5, 8), ones(8, 8), ones(8, 4), norm=ones(2, 8)),
+        r"swiglu_mlp: norm must be weight and bias as a pair, or None, got Tensor",
+    ),
     "a count with a fraction": (
         lambda: directional_conv1d(ones(2, 5, 32), ones(32, 1, 4), ones(32), 16.0),
         r"reverse_channels must be an int, got 16.0",

@@ -84,12 +84,16 @@ def swiglu_mlp(
         ValueError: the shapes do not fit each other, or the requested backend does not support the
             call.
     """
-    inputs = Inputs(x, up, down, *(norm or (None, None)), residual, eps)
+    if norm is not None and not isinstance(norm, (tuple, list)):
+        kind = type(norm).__name__
+        raise TypeError(f"swiglu_mlp: norm must be weight and bias as a pair, or None, got {kind}")
+    weight, bias = (None, None) if norm is None else norm
+    inputs = Inputs(x, up, down, weight, bias, residual, eps)
     casts = isinstance(x, Tensor) and torch.is_autocast_enabled(autocast_kind(x))
     if (norm is None and not residual) or not casts:
         return OP(inputs)
     # Autocast casts what is multiplied; norms and sums stay as precise as x is.
     CONTRACT.check(inputs)
-    normed = x if norm is None else layer_norm(x, *norm, eps)
+    normed = x if norm is None else layer_norm(x, weight, bias, eps)
     branch = OP(Inputs(normed, up, down))
     return x + branch if residual else branch
