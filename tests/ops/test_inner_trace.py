@@ -112,6 +112,13 @@ def test_half_precision_is_traced_in_float32(kind):
         assert_close(x, y, 1e-4)
 
 
+def test_traces_of_tensors_without_content(kind):
+    """Their device has no autocast to switch off."""
+    problem = {name: x.to("meta") for name, x in problem_of(kind).items()}
+    trace = KINDS[kind][3](**problem, mini_batch_size=SIZE)
+    assert {x.shape for x in trace} == {(1, LENGTH, HEADS)}
+
+
 def test_traces_refuse(kind):
     problem = problem_of(kind)
     _, names, _, trace, losses = KINDS[kind]

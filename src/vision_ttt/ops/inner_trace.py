@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vision_ttt.ops._backend import autocast_kind
 from vision_ttt.ops._contract import Contract
 from vision_ttt.ops._learner_dual import Tensors, initial_state, learner_dual
 from vision_ttt.ops._learner_inner_model import InnerNorm, inner_output, inner_step, layers_of
@@ -77,7 +78,7 @@ def token_losses(
 def _losses_at(k: Tensor, v: Tensor, state: Tensors, norm: tuple[Any, ...]) -> TokenLosses:
     dtype = torch.promote_types(k.dtype, torch.float32)
     losses = TokenLosses(*(k.new_empty(k.shape[:3], dtype=dtype) for _ in TokenLosses._fields))
-    with torch.autocast(k.device.type, enabled=False):
+    with torch.autocast(autocast_kind(k), enabled=False):
         for start, stop in mini_batches(k.shape[1], TOKENS_AT_ONCE):
             pieces = _look(*(take(x, start, stop, 0).to(dtype) for x in (k, v)), state, norm)
             for whole, piece in zip(losses, pieces, strict=True):
@@ -132,7 +133,7 @@ def trace_tokens(
     norm = ln_weight, ln_bias, eps
     initial = _losses_at(k, v, state, norm)
     loss, gradient_norm, updated = (k.new_empty(k.shape[:3], dtype=dtype) for _ in range(3))
-    with torch.autocast(k.device.type, enabled=False):
+    with torch.autocast(autocast_kind(k), enabled=False):
         for start, stop in mini_batches(k.shape[1], mini_batch_size):
             k_t, v_t = (take(x, start, stop, reverse_heads).to(dtype) for x in (k, v))
             losses = _look(k_t, v_t, state, norm)
