@@ -61,8 +61,8 @@ class Declaration:
         kept: inputs → the length of the first axis of the last saved tensor.
         composition: inputs → results by a sequence of other ops, each with backends of its own. It
             runs the calls that no backend of this op supports.
-        autocast: names of the tensors that autocast casts. Without any, an autocast call runs in
-            PyTorch's operations.
+        autocast: names of the tensors that autocast casts. Without any, an autocast call on a CPU
+            runs in PyTorch's operations.
         exported: inputs → results in programs that run without this package. The default is the
             composition or the definition.
         flops, backward_flops: inputs, with shapes for tensors → floating point operations.

@@ -34,8 +34,8 @@ class LinearState(NamedTuple):
     and ``start_b`` are W' and b' before the mini-batch of that token, ``sum_w`` and ``sum_b`` its
     Σ η_s k_sᵀ g_s and Σ η_s g_s, ``position`` the number of its tokens: 0 where the last
     mini-batch is complete, in which case w is start_w. Sequences at different places of their
-    mini-batches have a position each, [B]; they go on token by token. The rest is None where heads
-    scan in two directions, and such a state does not go on.
+    mini-batches have a position each, [B]. The rest is None where heads scan in two directions, and
+    such a state does not go on.
     """
 
     w: Tensor
