@@ -53,14 +53,6 @@ def detached(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(None if x is None else x.detach() for x in tensors)
 
 
-def in_scan_order(x: Tensor, reverse: int) -> Tensor:
-    """x [B, T, H, …] with the tokens of the last ``reverse`` of H reversed; its own inverse."""
-    if not reverse:
-        return x
-    forward = x.shape[2] - reverse
-    return torch.cat([x[:, :, :forward], x[:, :, forward:].flip(1)], dim=2)
-
-
 class MiniBatchRows(NamedTuple):
     """Where the tokens of a tensor [B, T, H, …] are in its mini-batches [N, B, H, b, …].
 

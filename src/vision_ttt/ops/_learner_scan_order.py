@@ -1,8 +1,8 @@
-"""Mini-batches of a sequence whose heads scan it in two directions.
+"""Sequences whose heads scan them in two directions, and their mini-batches.
 
 The last ``reverse_heads`` heads scan the tokens from T to 1. For them mini-batch [start, stop) in
 scan order consists of the tokens T-1-start … T-stop, in that order; for the other heads, of start
-… stop-1. Copies are never larger than a mini-batch.
+… stop-1. Copies of mini-batches are never larger than one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,14 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+
+
+def in_scan_order(x: Tensor, reverse: int) -> Tensor:
+    """x [B, T, H, …] with the tokens of the last ``reverse`` of H reversed; its own inverse."""
+    if not reverse:
+        return x
+    forward = x.shape[2] - reverse
+    return torch.cat([x[:, :, :forward], x[:, :, forward:].flip(1)], dim=2)
 
 
 def mini_batches(length: int, mini_batch_size: int) -> Iterator[tuple[int, int]]:

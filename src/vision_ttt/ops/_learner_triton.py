@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vision_ttt.ops import _triton
 from vision_ttt.ops._learner_dual import checkpoint_interval, initial_state, with_batch
+from vision_ttt.ops._learner_scan_order import in_scan_order
 from vision_ttt.ops._native import contiguous_last
 
 DIMENSIONS = (16, 32, 64, 128)
@@ -77,8 +78,7 @@ class LearnerCall:
 def of_positions(x: Tensor, last: Tensor, mini_batch_size: int, reverse_heads: int) -> Tensor:
     """Sum the shares of tokens [B, T, H] and of mini-batches [B, H, M] to [B, H, positions]."""
     length = x.shape[1]
-    forward, backward = x.split([x.shape[2] - reverse_heads, reverse_heads], dim=2)
-    x = torch.cat([forward, backward.flip(1)], dim=2).transpose(1, 2)
+    x = in_scan_order(x, reverse_heads).transpose(1, 2)
     x = torch.nn.functional.pad(x, (0, -length % mini_batch_size))
     x = x.unflatten(2, (last.shape[-1], mini_batch_size)).sum(2)
     whole = length // mini_batch_size

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vision_ttt.ops._learner_scan_order import in_scan_order
 from vision_ttt.ops.selective_scan.contract import Inputs, num_groups
 
 
@@ -47,8 +48,7 @@ def selective_scan_definition(inputs: Inputs) -> tuple[Tensor, Tensor]:
         update = delta_t * token_of_groups(b, step) * token(u, step)[..., None]
         state = torch.exp(delta_t * a) * state + update  # [B, D, N]
         outputs.append((state * token_of_groups(c, step)).sum(-1))
-    y = torch.stack(outputs, dim=1)  # [B, T, D] in scan order
-    y = torch.cat([y[..., :forward], y[..., forward:].flip(1)], dim=-1)
+    y = in_scan_order(torch.stack(outputs, dim=1), inputs.reverse_channels)  # [B, T, D]
     if skip is not None:
         y = y + skip * u
     if z is not None:

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vision_ttt.ops._graph_loop import State, detached, graph_loop, in_scan_order
+from vision_ttt.ops._graph_loop import State, detached, graph_loop
+from vision_ttt.ops._learner_scan_order import in_scan_order
 from vision_ttt.ops.selective_scan.contract import Inputs, num_groups
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._learner_scan_order import mini_batches, take
+from vision_ttt.ops._learner_scan_order import in_scan_order, mini_batches, take
 from vision_ttt.ops.ttt_linear.contract import Inputs
 
 
@@ -62,10 +62,8 @@ def ttt_linear_definition(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         b_t = b.unsqueeze(2) - p_t[..., None] * b_sum
 
         z_t = (q_t.unsqueeze(-2) @ w_t).squeeze(-2) + b_t
-        outputs.append(f(q_t, z_t))
+        outputs.append(f(q_t, z_t).transpose(1, 2))
         w, b = w_t[:, :, -1], b_t[:, :, -1]
 
-    o = torch.cat(outputs, dim=2).transpose(1, 2)  # [B, T, H, d] in scan order
-    forward_heads = heads - reverse_heads
-    o = torch.cat([o[:, :, :forward_heads], o[:, :, forward_heads:].flip(1)], dim=2)
+    o = in_scan_order(torch.cat(outputs, dim=1), reverse_heads)  # [B, T, H, d]
     return o.to(q.dtype), w, b

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vision_ttt.ops._learner_scan_order import mini_batches, take
+from vision_ttt.ops._learner_scan_order import in_scan_order, mini_batches, take
 from vision_ttt.ops.ttt_linear.definition import layer_norm
 from vision_ttt.ops.ttt_mlp.contract import Inputs
 
@@ -64,10 +64,8 @@ def ttt_mlp_definition(inputs: Inputs) -> tuple[Tensor, ...]:
             x - over(p_t, g) * (over(eta_t, g) * g).cumsum(2)
             for x, g in zip(copies, gradients, strict=True)
         )
-        outputs.append(f(q_t, *state_t))
+        outputs.append(f(q_t, *state_t).transpose(1, 2))
         state = tuple(x[:, :, -1] for x in state_t)
 
-    o = torch.cat(outputs, dim=2).transpose(1, 2)  # [B, T, H, d] in scan order
-    forward_heads = heads - reverse_heads
-    o = torch.cat([o[:, :, :forward_heads], o[:, :, forward_heads:].flip(1)], dim=2)
+    o = in_scan_order(torch.cat(outputs, dim=1), reverse_heads)  # [B, T, H, d]
     return o.to(q.dtype), *state
