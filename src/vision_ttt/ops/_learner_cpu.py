@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._learner_dual import checkpoint_interval, summed, with_batch
+from vision_ttt.ops._learner_dual import checkpoint_interval, num_checkpoints, summed, uniform
 from vision_ttt.ops._native import contiguous_last, mirrors, pointer, run_kernel
 from vision_ttt.ops._registration import Backend
 
@@ -148,9 +148,7 @@ class LearnerCall:
         )
         batch, length, heads, dim = q.shape
         self.views = [contiguous_last(x) for x in (q, k, v)]
-        if len({x.ndim - rank for x, rank in zip(state, (3, 2, 3, 2), strict=False)}) > 1:
-            state = with_batch(state, batch)  # as one of the tensors has an axis B
-        self.state = [_plain(x) for x in state]
+        self.state = [_plain(x) for x in uniform(state, batch)]
         self.others = [None if x is None else _plain(x) for x in (eta, ln_weight, ln_bias, scale)]
         self.taps = [(w.contiguous(), b.contiguous()) for w, b in convolutions or ()]
         self.layers = len(state) // 2
@@ -180,24 +178,19 @@ class LearnerCall:
         return [(*lead, *x.shape[-rank:]) for x, rank in zip(self.state, ranks, strict=True)]
 
     def forward(self, save_states: bool, *, last_state: bool = True) -> tuple[Tensor, ...]:
-        """Return o, the last state (empty unless ``last_state``) and the saved states."""
-        q = self.views[0]
-        batch, length = q.shape[:2]
-        tokens_per_state = self.mini_batch_size * self.interval
-        count = (length - 1) // tokens_per_state if save_states else 0
-        o = q.new_empty(q.shape)
-        last = [self._empty(s) for s in self._state_shapes(batch if last_state else 0)]
-        kept = [self._empty(s) for s in self._state_shapes(count, batch)]
-        self._run("forward", _Outputs.pack(*_tokens(o), *_state(last), *_state(kept)))
-        return o, *last, *kept
+        """Return what :meth:`results` returns, and the saved states, or N = 0 of them."""
+        batch, length, _, dim = self.views[0].shape
+        count = num_checkpoints(length, dim, self.mini_batch_size, self.layers)
+        kept = [self._empty(s) for s in self._state_shapes(count if save_states else 0, batch)]
+        return *self.results(last_state, kept), *kept
 
-    def results(self, last_state: bool) -> tuple[Tensor, ...]:
-        """Return o, and with ``last_state`` the last state."""
+    def results(self, last_state: bool, kept: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
+        """Return o, and with ``last_state`` the last state; states to save are put in ``kept``."""
         q = self.views[0]
         o = q.new_empty(q.shape)
         shapes = self._state_shapes(q.shape[0]) if last_state else ()
         last = [self._empty(shape) for shape in shapes]
-        self._run("forward", _Outputs.pack(*_tokens(o), *_state(last), *_state(())))
+        self._run("forward", _Outputs.pack(*_tokens(o), *_state(last), *_state(kept)))
         return o, *last
 
     def part(

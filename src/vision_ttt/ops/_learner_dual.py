@@ -63,6 +63,13 @@ def with_batch(state: Sequence[Tensor], batch: int) -> Tensors:
     return tuple(x.expand(batch, *x.shape[-n:]) for x, n in zip(state, ranks, strict=True))
 
 
+def uniform(state: Sequence[Tensor], batch: int) -> Tensors:
+    """The tensors of a state, all with B if one of them has it."""
+    ranks = (3, 2) * (len(state) // 2)
+    mixed = len({x.ndim - n for x, n in zip(state, ranks, strict=True)}) > 1
+    return with_batch(state, batch) if mixed else tuple(state)
+
+
 def checkpoint_interval(dim: int, mini_batch_size: int, layers: int = 1) -> int:
     """The number of mini-batches between two saved states: at least 4 d tokens per layer.
 

@@ -34,7 +34,8 @@ class Opened(NamedTuple):
     """θ after the last token, where it has been computed."""
 
 
-_VIEWS = ("q", "k", "v", "eta")
+VIEWS = ("q", "k", "v", "eta")
+"""The tensors of a learner op that hold tokens."""
 
 Views = dict[str, Tensor]
 """q, k, v [B, n, H, d] and η [B, n, H] of some tokens, by these names."""
@@ -100,7 +101,7 @@ class Parts:
 
     def dual(self, views: Views, p: Tensor, opened: Opened) -> tuple[Tensor, Tensors]:
         """Process tokens of one mini-batch in PyTorch: o [B, n, H, d], and the sums after them."""
-        tokens = [views[name].transpose(1, 2).to(self.dtype) for name in _VIEWS]
+        tokens = [views[name].transpose(1, 2).to(self.dtype) for name in VIEWS]
         x = self.inputs
         norm = InnerNorm.of(x.ln_weight, x.ln_bias, x.eps, self.dtype)
         with torch.autocast(autocast_kind(x.q), enabled=False):
@@ -109,7 +110,7 @@ class Parts:
 
     def views(self, of: Callable[[Tensor], Tensor]) -> Views:
         """q, k, v and η of some tokens."""
-        return {name: of(getattr(self.inputs, name)) for name in _VIEWS}
+        return {name: of(getattr(self.inputs, name)) for name in VIEWS}
 
     def open(
         self, opened: Opened, first: int, last: int, goes_on: bool = True

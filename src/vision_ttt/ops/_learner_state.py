@@ -11,11 +11,9 @@ from vision_ttt.ops._backend import AUTO, autocast_kind
 from vision_ttt.ops._contract import Contract, check_range
 from vision_ttt.ops._dispatcher_bypass import needs_gradient
 from vision_ttt.ops._learner_lengths import fill_views, run_lengths, turn
-from vision_ttt.ops._learner_mini_batches import Opened, Parts
+from vision_ttt.ops._learner_mini_batches import VIEWS, Opened, Parts
 from vision_ttt.ops._op import Op
 from vision_ttt.ops.padding import fill_padding
-
-_TOKENS = ("q", "k", "v", "eta")
 
 
 def run_learner(
@@ -60,7 +58,7 @@ def run_learner(
         inputs, padding = fill_views(op.name, lengths, inputs)
         if inputs.reverse_heads and state is None:
             heads = inputs.reverse_heads
-            turned = {name: turn(getattr(inputs, name), lengths, heads) for name in _TOKENS}
+            turned = {name: turn(getattr(inputs, name), lengths, heads) for name in VIEWS}
             o = run_learner(
                 *(op, part, contract, kind, inputs._replace(**turned, reverse_heads=0)),
                 *(None, backend),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _triton
-from vision_ttt.ops._learner_dual import checkpoint_interval, initial_state, with_batch
+from vision_ttt.ops._learner_dual import checkpoint_interval, initial_state, uniform
 from vision_ttt.ops._learner_scan_order import in_scan_order
 from vision_ttt.ops._native import contiguous_last
 
@@ -49,9 +49,7 @@ class LearnerCall:
     def __init__(self, inputs: Any) -> None:
         q, k, v, *others, mini_batch_size, reverse_heads, _ = inputs
         batch, length, heads, dim = q.shape
-        state = initial_state(inputs)
-        if len({x.ndim - n for x, n in zip(state, (3, 2) * 2, strict=False)}) > 1:
-            others[1:-3] = with_batch(state, batch)  # as one of the tensors has an axis B
+        state = others[1:-3] = uniform(initial_state(inputs), batch)
         self.views = [contiguous_last(x) for x in (q, k, v)]
         self.strides = [x.stride()[:3] for x in self.views]
         self.others = [None if x is None else x.float().contiguous() for x in others]

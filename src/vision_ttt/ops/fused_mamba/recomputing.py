@@ -14,14 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vision_ttt.ops._native import LANES
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.directional_conv1d import contract as convolution
 from vision_ttt.ops.fused_mamba.contract import Inputs
 from vision_ttt.ops.linear import contract as product
 from vision_ttt.ops.selective_scan import contract as recurrence
-
-_VECTOR = 16
-"""Columns of r, and of all three, are filled up to a multiple of it, as product kernels need."""
 
 
 class _Small(NamedTuple):
@@ -36,7 +34,8 @@ class _Small(NamedTuple):
 
 
 def _up(columns: int) -> int:
-    return -columns % _VECTOR
+    """Columns that fill up those of r, or all, to a multiple that product kernels need."""
+    return -columns % LANES
 
 
 def _small_weights(x: Inputs) -> tuple[list[Tensor], list[Tensor]]:

@@ -58,7 +58,7 @@ def _to_merge(x: Inputs, z: Tensor, columns: _Columns) -> merge.Inputs:
 
 def _forward(x: Inputs, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     columns = _Columns.of(x.projected.contiguous(), x.widths)
-    z, _, _, kept_w, kept_b = _call(x, columns).forward(keep, last_state=False)
+    z, kept_w, kept_b = _call(x, columns).forward(keep, last_state=False)
     z = z.flatten(2)  # [B, T, R · D]
     out = gated_norm_forward(_to_merge(x, z, columns))
     return out, z if keep else z.new_empty(0), kept_w, kept_b
