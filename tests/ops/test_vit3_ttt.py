@@ -9,6 +9,7 @@ from torch.library import opcheck
 
 from tolerances import assert_close
 from vision_ttt.ops import depthwise_conv2d, use_backend
+from vision_ttt.ops.swiglu_mlp.matrix_products import TOKENS_AT_ONCE
 from vision_ttt.ops.vit3_ttt import (
     depthwise,
     depthwise_correlation,
@@ -18,7 +19,6 @@ from vision_ttt.ops.vit3_ttt import (
     gated_unit_gradient_norms,
     gated_unit_step,
 )
-from vision_ttt.ops.vit3_ttt.gated_unit import TOKENS_AT_ONCE
 
 SCALE = 1 / 3  # 9^-½, as released, in both losses
 

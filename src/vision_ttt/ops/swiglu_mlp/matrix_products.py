@@ -17,7 +17,7 @@ from vision_ttt.ops.swiglu_mlp.contract import Inputs
 from vision_ttt.ops.swiglu_mlp.definition import layer_norm
 
 TOKENS_AT_ONCE = 1024
-"""Tokens of a chunk on a CPU."""
+"""Tokens of a chunk on a CPU: small enough for the cache."""
 
 
 def parts(x: Tensor, axis: int = 0) -> Iterator[slice]:
@@ -92,13 +92,19 @@ def _layer_norm_backward(grad: Tensor, rows: Tensor, inputs: Inputs) -> tuple[Te
 
 
 def swiglu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient of swiglu's argument x [N, 2 H]."""
+    """The gradient of swiglu's argument x [..., 2 H]."""
     if SWIGLU.choose(activation.Inputs(x)) in SWIGLU.backends:
         return SWIGLU.backward_op(grad, x)
     precision = torch.promote_types(x.dtype, torch.float32)
-    a, b = x.to(precision).chunk(2, dim=-1)
+    return swiglu_gradient(grad, x.to(precision)).to(x.dtype)
+
+
+def swiglu_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """The same by differentiable operations."""
+    a, b = x.chunk(2, dim=-1)
     s = a.sigmoid()
-    return torch.cat((grad * b * s * (1 + a * (1 - s)), grad * a * s), dim=-1).to(x.dtype)
+    silu = a * s
+    return torch.cat((grad * b * (s + silu * (1 - s)), grad * silu), dim=-1)
 
 
 BACKENDS = {

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from vision_ttt.ops.swiglu import swiglu
-from vision_ttt.ops.swiglu.contract import Inputs
-from vision_ttt.ops.swiglu.op import OP as SWIGLU
+from vision_ttt.ops.swiglu_mlp.matrix_products import parts, swiglu_backward, swiglu_gradient
 from vision_ttt.ops.vit3_ttt.descent import (
     LOSS_SCALE,
     at_least_float32,
     softly_clipped,
     without_autocast,
 )
-
-TOKENS_AT_ONCE = 1024
-"""Tokens of a chunk in inference on a CPU: small enough for the cache."""
 
 
 def gated_unit(q: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
@@ -72,8 +70,7 @@ def gated_unit_ascent(k: Tensor, v: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
     w1, w2 = at_least_float32(w1, w2)
     with without_autocast(k):
         weight = torch.cat((w2, w1), dim=-1)  # [H, d, 2 d]
-        pairs = zip(_parts(k), _parts(v), strict=True)
-        return sum(_ascent(*at_least_float32(*pair), weight) for pair in pairs)
+        return sum(_ascent(*_heads(k, v, part), weight) for part in _parts(k))
 
 
 def gated_unit_after(
@@ -106,31 +103,26 @@ def gated_unit_gradient_norms(k: Tensor, v: Tensor, w1: Tensor, w2: Tensor) -> T
     with without_autocast(k):
         weight = torch.cat((w2, w1), dim=-1)  # [H, d, 2 d]
         norms = []
-        for pair in zip(_parts(k), _parts(v), strict=True):
-            k_t, v_t = (x.transpose(1, 2) for x in at_least_float32(*pair))  # [B, H, t, d]
-            gradient = _swiglu_gradient(k_t @ weight, v_t)
+        for part in _parts(k):
+            k_t, v_t = _heads(k, v, part)
+            gradient = swiglu_backward(v_t, k_t @ weight)
             norms.append(k_t.norm(dim=-1) * gradient.norm(dim=-1))
         return torch.cat(norms, dim=-1).transpose(1, 2) * (LOSS_SCALE / k.shape[1])
 
 
 def _ascent(k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
-    """Σ_t ∂⟨f(k_t), v_t⟩/∂[W₂ W₁] [B, H, d, 2 d] over the tokens [B, t, H, d]."""
-    k, v = k.transpose(1, 2), v.transpose(1, 2)  # [B, H, t, d]
-    return k.mT @ _swiglu_gradient(k @ weight, v)
+    """Σ_t ∂⟨f(k_t), v_t⟩/∂[W₂ W₁] [B, H, d, 2 d] over the tokens [B, H, t, d]."""
+    gradient = swiglu_gradient if torch.is_grad_enabled() else swiglu_backward
+    return k.mT @ gradient(v, k @ weight)
 
 
-def _swiglu_gradient(z: Tensor, v: Tensor) -> Tensor:
-    """∂⟨swiglu(z), v⟩/∂z [B, H, t, 2 d] with z = [z₂ z₁]."""
-    if not torch.is_grad_enabled() and SWIGLU.choose(Inputs(z)) == "cpu":
-        return SWIGLU.backward_op(v, z)
-    z2, z1 = z.chunk(2, dim=-1)
-    gate = z2.sigmoid()
-    silu = z2 * gate
-    return torch.cat((v * z1 * (gate + silu * (1 - gate)), v * silu), dim=-1)
+def _parts(x: Tensor) -> Iterable[slice]:
+    """The chunks of the tokens of x [B, T, …]; training and graphs take all at once."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return (slice(None),)
+    return parts(x, axis=1)
 
 
-def _parts(x: Tensor) -> tuple[Tensor, ...]:
-    """Tokens [B, T, …] in chunks."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not x.is_cpu:
-        return (x,)
-    return x.split(TOKENS_AT_ONCE, dim=1)
+def _heads(k: Tensor, v: Tensor, part: slice) -> tuple[Tensor, ...]:
+    """Tokens of k and v [B, T, H, d] as [B, H, t, d]."""
+    return tuple(x.transpose(1, 2) for x in at_least_float32(k[:, part], v[:, part]))
