@@ -210,6 +210,7 @@ def test_exit_codes(
         (["digits", "--epochs", "1", "--updates", "4"], "epochs 1, updates 4: only one of"),
         (["digits", "--task", "difusion"], "unknown task 'difusion'; nearest: diffusion"),
         (["digits", "--epochs", "0"], "epochs is 0; it must be at least 1"),
+        (["digits", "--decay-at", "3"], "--decay-at is '3'; it must be a list in brackets"),
         (["digits", "--dataset", "no/such"], "no/such"),
         (["none.yaml"], "none.yaml"),
         ([], "recipe"),

@@ -1,8 +1,10 @@
 """Position embeddings of other grids than the model's own."""
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
+from torch.export import Dim
 
 from tolerances import assert_close
 from vision_ttt.models.image_size import positions_for
@@ -49,3 +51,17 @@ def test_compiled_training_at_changing_grids():
         (got,) = torch.autograd.grad(compiled(positions, images), positions)
         (wanted,) = torch.autograd.grad(loss(positions, images), positions)
         assert_close(got, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["vittt_nano_patch4_32", "vit3_nano_patch4_32"])
+def test_a_program_for_any_size_may_be_traced_at_the_models_own(name):
+    """It has no branches: the positions of the own grid would be those of all sizes."""
+    model = timm.create_model(name, num_classes=5, dynamic_img_size=True).eval()
+    any_size = {0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO}
+    with torch.no_grad():
+        traced = torch.export.export(
+            model, (torch.randn(2, 3, 32, 32),), dynamic_shapes=(any_size,)
+        )
+        for size in ((16, 64), (32, 32), (40, 48)):
+            images = torch.randn(3, 3, *size)
+            assert_close(traced.module()(images), model(images), 1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -145,6 +146,8 @@ def test_pictures_are_checked() -> None:
         whole.logits(torch.zeros(1, 40, 40))
     with pytest.raises(ValueError, match=r"must be \[C, H, W\], got \[1, 3, 40, 40\]"):
         whole.logits(torch.zeros(1, 3, 40, 40))
+    with pytest.raises(TypeError, match=r"is a NumPy array; give ArrayPicture"):
+        whole.logits(np.zeros((40, 40, 3), np.uint8))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"labels\(\) is for a LinearSegmenter"):
         next(whole.labels(torch.zeros(3, 40, 40)))
 

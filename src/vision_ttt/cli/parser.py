@@ -177,7 +177,9 @@ def _shown(flag: str) -> str:
 
 def _called(action: argparse.Action) -> str:
     """An argument as its user calls it: --flag or name."""
-    return _shown(action.option_strings[-1]) if action.option_strings else action.dest
+    # A flag for a list has a second name, with a plus, to append to it.
+    names = [name for name in action.option_strings if not name.endswith("+")]
+    return _shown(names[-1]) if names else action.dest
 
 
 def _is_mapping(action: argparse.Action) -> bool:
@@ -198,6 +200,8 @@ def _words(kind: Any) -> str:
         return ("one of " if len(accepted) > 1 else "") + ", ".join(map(str, accepted))
     if get_origin(kind) is dict:
         return "names with values, such as --arguments.depth 2"
+    if get_origin(kind) is list:
+        return f"a list in brackets, each {_words(*accepted)}"
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_words(each) for each in accepted)
     plain = {int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}

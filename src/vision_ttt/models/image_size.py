@@ -146,7 +146,9 @@ def positions_for(grid: tuple[int, int], positions: Tensor, own_grid: tuple[int,
 
     The interpolation is timm's: bicubic, antialiased and at least in float32.
     """
-    if grid == tuple(own_grid):
+    # An exported program for any size has no branches: it must not take this one for all sizes.
+    for_any_size = torch.compiler.is_exporting() and any(isinstance(n, torch.SymInt) for n in grid)
+    if not for_any_size and grid == tuple(own_grid):
         return positions
     dtype = torch.promote_types(positions.dtype, torch.float32)
     x = positions.to(dtype).view(*own_grid, -1)  # [h, w, D]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -324,6 +325,11 @@ def _strongest(x: Tensor) -> Tensor:
 
 
 def _picture(picture: Tensor | Picture) -> Picture:
+    if isinstance(picture, np.ndarray):
+        raise TypeError(
+            "the picture is a NumPy array; give ArrayPicture(pixels, Normalisation(mean, std)) or a"
+            " normalised tensor [C, H, W]"
+        )
     return TensorPicture(picture) if isinstance(picture, Tensor) else picture
 
 
