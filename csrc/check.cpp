@@ -55,13 +55,13 @@ void check_learner(bool mlp, int64_t B, int64_t T, int64_t H, int64_t d, int64_t
   auto forward = mlp ? vision_ttt_ttt_mlp_forward : vision_ttt_ttt_linear_forward;
   expect(forward(&p, &out) == 0, "forward status");
   expect(o.finite() && last.finite() && states.finite(), "forward is finite");
-  if (mlp && taps) return;  // its backward pass supports no convolutions
 
   Buffer grad_o(tokens);
   StateBuffers grad_last(B * H, d, mlp, true), dinitial(B * H, d, mlp, false);
   Buffer dq(tokens, false), dk(tokens, false), dv(tokens, false), deta(B * T * H, false);
   Buffer dweight(biases, false), dbias(biases, false), dscale(B * H * b, false);
   Buffer dtaps_q(B * H * d * (taps + 1), false), dtaps_k(dtaps_q.size, false);
+  if (mlp && taps) return;  // its backward pass supports no convolutions
   const Tokens of_q = shared ? Tokens{} : view(dq);
   const TapGradients dtaps{taps ? (float*)dtaps_q : nullptr, taps ? (float*)dtaps_k : nullptr};
   Gradients g{view(grad_o), grad_last, states, of_q, view(dk), view(dv), dtaps, deta, dinitial,
