@@ -10,7 +10,7 @@ class Layout {
  public:
   static constexpr size_t padded(size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
 
-  // Without memory it tells how much is needed.
+  // With a null pointer, bytes() tells how much memory the pieces need.
   explicit Layout(void* memory) : base_(static_cast<char*>(memory)) {}
 
   template <class T = float>

@@ -201,7 +201,7 @@ def _words(kind: Any) -> str:
     if get_origin(kind) is dict:
         return "names with values, such as --arguments.depth 2"
     if get_origin(kind) is list:
-        return f"a list in brackets, each {_words(*accepted)}"
+        return f"a list in brackets, each item {_words(*accepted)}"
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_words(each) for each in accepted)
     plain = {int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}

@@ -14,8 +14,8 @@ class MiniBatchRotary(ComputedBuffer):
     """RoPE by a token's place n in its mini-batch, 0 ≤ n < b: [B, T, heads, d] → [B, T, heads, d].
 
     Each pair i of adjacent channels is rotated by the angle n · base^(-2 i / d). Places rather than
-    tokens are counted, as in the released code of TTT, because in a TTT layer
-    only tokens of the same mini-batch meet in a product of q and k.
+    tokens are counted, as in the released code of TTT, because in a TTT layer only tokens of the
+    same mini-batch meet in a product of q and k.
 
     Args:
         head_dim: d.

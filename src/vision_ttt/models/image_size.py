@@ -88,9 +88,9 @@ def check_image_size(
 
 
 class GridPatchEmbed(PatchEmbed):
-    """timm's patch embedding, whose own grid is the one that images of its own size have.
+    """timm's patch embedding, with the grid that images of its own size have.
 
-    timm's rounds its own grid down, also where it pads images and theirs is rounded up.
+    timm rounds this grid down, even where the embedding pads images and rounds their grid up.
     """
 
     def _init_img_size(
@@ -146,7 +146,7 @@ def positions_for(grid: tuple[int, int], positions: Tensor, own_grid: tuple[int,
 
     The interpolation is timm's: bicubic, antialiased and at least in float32.
     """
-    # An exported program for any size has no branches: it must not take this one for all sizes.
+    # A program exported for any size keeps the branch taken in tracing, so this one is not taken.
     for_any_size = torch.compiler.is_exporting() and any(isinstance(n, torch.SymInt) for n in grid)
     if not for_any_size and grid == tuple(own_grid):
         return positions

@@ -371,7 +371,7 @@ class PlainBackbone(Classifier):
     ) -> list[Any] | tuple[Tensor, list[Any]]:
         """Features after chosen blocks, and the final tokens.
 
-        All tokens are run, in training, too: ``patch_drop_rate`` is of :meth:`forward_features`.
+        No tokens are dropped: ``patch_drop_rate`` applies to :meth:`forward_features` alone.
 
         Args:
             x: images [B, C, H, W], or a batch of any shapes.
