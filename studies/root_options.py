@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from vision_ttt.data.shards import DatasetError
-from vision_ttt.errors import nearest
+from vision_ttt.errors import suggestions
 
 Settings = TypeVar("Settings")
 
@@ -39,7 +39,7 @@ def read_root_options(
     accepted = [*known, "train_images", "test_images", *others]
     for option in options:
         if option not in accepted:
-            raise DatasetError(f"{name} has no {option!r}; nearest: {nearest(option, accepted)}")
+            raise DatasetError(f"{name} has no {option!r}; {suggestions(option, accepted)}")
     counts = {"train_images": TRAIN_IMAGES, "test_images": test_images}
     for option in counts:
         count = counts[option] = options.get(option, counts[option])

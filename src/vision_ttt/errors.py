@@ -58,17 +58,19 @@ def some(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 6} more" if len(names) > 6 else shown
 
 
-def nearest(received: str, accepted: Iterable[str]) -> str:
-    """Return "a, b, c": the up to three of `accepted` that look most like `received`.
+def suggestions(received: str, accepted: Iterable[str]) -> str:
+    """Return "nearest: a, b, c": the up to three of `accepted` that look most like `received`.
 
     Entries whose initials are `received` come first: --learning-rate for --lr. If no entry is
-    similar, all are returned, or the first dozen of them.
+    similar, the answer is "accepted: " and all entries, or the first dozen of them.
     """
-    accepted = sorted(accepted)
-    initials = {each: "".join(re.findall(r"(?<![a-z0-9])[a-z0-9]", each)) for each in accepted}
-    short = [each for each in accepted if initials[each] == received.strip("-")]
-    alike = difflib.get_close_matches(received, accepted, n=3, cutoff=0.5)
+    received = received.lstrip("-")
+    entries = {each.lstrip("-"): each for each in sorted(accepted)}
+    initials = {each: "".join(re.findall(r"(?<![a-z0-9])[a-z0-9]", each)) for each in entries}
+    short = [each for each in entries if initials[each] == received]
+    alike = difflib.get_close_matches(received, entries, n=3, cutoff=0.5)
     close = list(dict.fromkeys([*short, *alike]))[:3]
     if close:
-        return ", ".join(close)
-    return ", ".join(accepted[:12]) + (", …" if len(accepted) > 12 else "")
+        return "nearest: " + ", ".join(entries[each] for each in close)
+    first = list(entries.values())[:12]
+    return "accepted: " + ", ".join([*first, "…"] if len(entries) > 12 else first)

@@ -21,7 +21,7 @@ from transformers import (
 from studies.bench.names import LANGUAGE_MODELS, LANGUAGE_VARIANTS
 from vision_ttt.acceleration.training import use_composite_ops
 from vision_ttt.bench.runtimes import pack
-from vision_ttt.errors import UserError, nearest
+from vision_ttt.errors import UserError, suggestions
 from vision_ttt.language import TTTCache, TTTConfig, TTTForCausalLM
 from vision_ttt.ops import states, use_backend
 from vision_ttt.tasks.language.next_tokens import scans_as_one_op
@@ -106,7 +106,7 @@ def find_language_contenders(labels: Iterable[str]) -> list[LanguageContender]:
     found = []
     for label in dict.fromkeys(labels):
         if label not in known:
-            raise UserError(f"unknown model {label!r}; nearest: {nearest(label, known)}")
+            raise UserError(f"unknown model {label!r}; {suggestions(label, known)}")
         name, _, variant = label.partition(":")
         found.append(LanguageContender(label, name, variant))
     return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vision_ttt import recipes
 from vision_ttt.engine import TrainConfig
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
-from vision_ttt.errors import UserError, nearest
+from vision_ttt.errors import UserError, suggestions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,7 +188,7 @@ class Sweep:
         for name in names:
             if name not in self.by_name:
                 raise UserError(
-                    f"sweep {self.name} has no row {name!r}; nearest: {nearest(name, self.by_name)}"
+                    f"sweep {self.name} has no row {name!r}; {suggestions(name, self.by_name)}"
                 )
         return tuple(self.by_name[name] for name in dict.fromkeys(names))
 
@@ -216,7 +216,7 @@ class Sweep:
         for title in titles:
             if title not in by_title:
                 raise UserError(
-                    f"sweep {self.name} has no panel {title!r}; nearest: {nearest(title, by_title)}"
+                    f"sweep {self.name} has no panel {title!r}; {suggestions(title, by_title)}"
                 )
         panels = tuple(by_title[title] for title in titles)
         shown = {name for panel in panels for name in panel.rows.values()}

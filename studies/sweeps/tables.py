@@ -10,7 +10,7 @@ from studies.spread import Spread
 from studies.sweeps.definition import Column, SameSeconds, ShareOfUpdates, Sweep
 from studies.sweeps.results import Result
 from vision_ttt.bench.tables import Table
-from vision_ttt.errors import UserError, nearest
+from vision_ttt.errors import UserError, suggestions
 
 ACCURACIES = {"test_accuracy": "test accuracy", "test_miou": "test mean IoU"}
 """A sweep's `accuracy` → what tables and messages call it."""
@@ -28,8 +28,8 @@ def by_row(sweep: Sweep, results: Sequence[Result]) -> dict[str, list[Result]]:
     for result in results:
         if result.sweep != sweep.name or result.row not in sweep.by_name:
             raise UserError(
-                f"row {result.row!r} of sweep {result.sweep!r} is not of {sweep.name}; nearest: "
-                f"{nearest(result.row, sweep.by_name)}"
+                f"row {result.row!r} of sweep {result.sweep!r} is not of {sweep.name}; "
+                f"{suggestions(result.row, sweep.by_name)}"
             )
         own = rows.setdefault(result.row, [])
         if any(other.seed == result.seed for other in own):

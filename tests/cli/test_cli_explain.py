@@ -273,7 +273,7 @@ def test_whole_pictures_of_any_proportions(
         ("fast-weights", ["DEIT", DIGITS], "deit: a VisionTransformer has no TTT layers"),
         ("norms", ["OURS", "BROKEN"], "cannot decode image"),
         ("norms", ["OURS", "missing.png"], "No such file: missing.png"),
-        ("norms", ["OURS", "sample:chian"], "nearest: china"),
+        ("norms", ["OURS", "sample:chian"], "no sample picture is called 'chian'"),
         ("norms", ["OURS"], "no image is given"),
         ("norms", [DIGITS], "no model is given"),
         (

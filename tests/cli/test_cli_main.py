@@ -70,6 +70,7 @@ def test_flags_may_be_spelt_both_ways_and_switches_bare(command: _Command) -> No
         (["work", "--count", "9" * 5000], "--count is too long; it must be a whole number"),
         (["work", "--count"], "expected one argument"),
         (["work", "--some_switch=perhaps"], "--some-switch is 'perhaps'; it must be true or false"),
+        (["work", "a", "--some-switch", "perhaps"], "--some-switch is 'perhaps'; it must be true"),
         (["work", "--some_swich"], "nearest: --some-switch"),
         (["work", "--layers", "x"], "'x'; it must be a whole number or all or null"),
         (["work", "--sizes", "3"], "--sizes is '3'; it must be names with values"),

@@ -36,9 +36,9 @@ def test_the_last_figure_of_a_number_is_the_digit():
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("chian", "nearest: china; accepted: china, flower, KIND-N"),
+        ("chian", "called 'chian'; accepted: china, flower, KIND-N"),
         ("", "no sample picture is called ''"),
-        ("digit-x", "nearest: digit-0"),
+        ("digit-x", "KIND among digit, object, scene"),
         ("digit-500", "at most 499 for digit"),
         ("scene-3-1", "numbers must rise"),
         ("scene-99999", "at most 9,999 for scene"),

@@ -88,6 +88,8 @@ def test_a_name_is_built_for_any_size():
     assert model.dynamic_img_size
     with pytest.raises(TypeError, match=r"must be plain.*got ResNet"):
         headless(timm.create_model("resnet18"))
+    with pytest.raises(TypeError, match=r"must be plain.*got resnet18"):
+        TokenMap("resnet18")
     with pytest.raises(TypeError, match=r"must be plain.*got int"):
         headless(3)
     with pytest.raises(ValueError, match="one size"):

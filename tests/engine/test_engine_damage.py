@@ -16,7 +16,7 @@ from vision_ttt.cli.main import main
 from vision_ttt.cli.run_report import write_page
 from vision_ttt.data import DatasetError, ImageError
 from vision_ttt.engine import ConfigError, train
-from vision_ttt.errors import DamagedItem, nearest
+from vision_ttt.errors import DamagedItem, suggestions
 from vision_ttt.recipes import change, resolve
 from vision_ttt.tasks.classification.report import _decodable, panels_of
 from vision_ttt.tasks.figures import learning_curves
@@ -224,7 +224,10 @@ def test_a_folder_of_one_class(tiny_fields: Fields, image_folder: Path) -> None:
         train(resolve(tiny_fields(dataset=str(single))))
 
 
-def test_nearest_is_short_and_looks_among_names_that_begin_alike() -> None:
-    assert nearest("zzz", [f"name{i:02}" for i in range(50)]).endswith("name11, …")
+def test_suggestions_are_short_and_look_among_names_that_begin_alike() -> None:
+    told = suggestions("zzz", [f"name{i:02}" for i in range(50)])
+    assert told.startswith("accepted: name00, ")
+    assert told.endswith("name11, …")
+    assert suggestions("--fold", ["--folder", "--model"]) == "nearest: --folder"
     with pytest.raises(ValueError, match="nearest: vittt_"):
         train(resolve({"task": "classification", "model": "vittt_tni"}))

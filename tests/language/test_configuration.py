@@ -68,7 +68,7 @@ def test_a_saved_configuration(tmp_path):
         ({"hidden_act": "gelu"}, ValueError, "hidden_act must be 'silu', got 'gelu'"),
         ({"pretraining_tp": 2}, ValueError, "pretraining_tp must be 1, got 2"),
         ({"hiden_size": 64}, ValueError, "no hiden_size; nearest: hidden_size"),
-        ({"custom": 3}, ValueError, "TTTConfig has no custom; nearest: "),
+        ({"custom": 3}, ValueError, "TTTConfig has no custom; accepted: "),
         ({"learnable_w0": 0}, TypeError, "learnable_w0 must be True or False, got 0"),
         ({"learnable_w0": False, "ttt_layer_type": "mlp"}, ValueError, "at 0 an MLP has no"),
         ({"ttt_layer_type": "linear_attention"}, ValueError, "must be False with linear_attention"),

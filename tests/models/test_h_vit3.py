@@ -116,6 +116,8 @@ def test_strides_of_an_uneven_image_are_rounded_up():
     fixed = HViT3(64, 10, (32, 32), (1, 1), (1, 1), dynamic_img_size=False).eval()
     with pytest.raises(ValueError, match="70 × 33 pixels, the model was made for 64 × 64"):
         fixed(torch.randn(1, 3, 70, 33))
+    with pytest.raises(TypeError, match=r"must be a tensor \[B, 3, H, W\], got a dict"):
+        fixed({"patches": torch.randn(1, 4, 48)})
     fixed.set_input_size((70, 33))
     assert fixed(torch.randn(1, 3, 70, 33)).shape == (1, 10)
 

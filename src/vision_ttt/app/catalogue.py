@@ -15,7 +15,7 @@ from torch import nn
 from vision_ttt import tasks
 from vision_ttt.data.loading import isolated_generators, seed_generators
 from vision_ttt.engine.checkpoint import read_metadata
-from vision_ttt.errors import UserError, nearest
+from vision_ttt.errors import UserError, suggestions
 from vision_ttt.models import list_models
 from vision_ttt.tasks.images.backbones import ImageBackbone, checkpoint_backbone, named_backbone
 from vision_ttt.tasks.images.predicting import ImagePredictor
@@ -107,7 +107,7 @@ class Catalogue:
                 that is not installed. Visitors read the message: it names no folder.
         """
         if name not in self.names:
-            raise CatalogueError(f"{name!r} is not offered; nearest: {nearest(name, self.names)}")
+            raise CatalogueError(f"{name!r} is not offered; {suggestions(name, self.names)}")
         with self._lock:
             entry = self._entries.setdefault(name, _Entry())
             self._entries.move_to_end(name)
@@ -173,8 +173,8 @@ def _zoo() -> list[str]:
 def _check_name(name: str) -> None:
     if not timm.is_model(name):
         raise CatalogueError(
-            f"{name!r} is neither a checkpoint (.safetensors) nor a model; nearest:"
-            f" {nearest(name, _zoo())}"
+            f"{name!r} is neither a checkpoint (.safetensors) nor a model;"
+            f" {suggestions(name, _zoo())}"
         )
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from vision_ttt.acceleration import COMPOSITES, for_training
 from vision_ttt.bench.names import RUNTIMES
 from vision_ttt.engine.building import build_model
-from vision_ttt.errors import UserError, nearest
+from vision_ttt.errors import UserError, suggestions
 from vision_ttt.models import is_model
 from vision_ttt.tasks.images.models import model_arguments
 
@@ -101,7 +101,7 @@ def find_contenders(names: Iterable[str]) -> list[Contender]:
         if is_model(name) and not timm.is_model(name):
             raise UserError(f"{name!r} denoises images; only models that classify are measured")
         if not timm.is_model(name):
-            raise UserError(f"unknown model {name!r}; nearest: {nearest(name, timm.list_models())}")
+            raise UserError(f"unknown model {name!r}; {suggestions(name, timm.list_models())}")
         if runtime is not None and runtime not in RUNTIMES:
             raise UserError(f"unknown runtime {runtime!r}; accepted: {', '.join(RUNTIMES)}")
         with torch.device("meta"):  # only the model's structure is needed

@@ -21,7 +21,7 @@ from vision_ttt.cli.bench_session import (
     settings_of,
     using_threads,
 )
-from vision_ttt.errors import UserError, nearest
+from vision_ttt.errors import UserError, suggestions
 
 WRONG_RESULT = 1  # exit code: a contender failed its check and was not timed
 
@@ -97,7 +97,7 @@ def _serving(names: Sequence[str] | None, problem: Problem, settings: Settings) 
     known = known_contenders(problem.op)
     for name in dict.fromkeys(names or op_contenders(problem.op)):
         if name not in known:
-            raise UserError(f"unknown backend {name!r}; nearest: {nearest(name, known)}")
+            raise UserError(f"unknown backend {name!r}; {suggestions(name, known)}")
         reason = refusal(name, problem, settings.dtype, settings.device)
         if reason is None:
             yield name

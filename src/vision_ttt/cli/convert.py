@@ -13,7 +13,7 @@ from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.convert import FAMILIES, Family, read_release, remap
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
-from vision_ttt.errors import UserError, nearest
+from vision_ttt.errors import UserError, suggestions
 from vision_ttt.models.registry import list_models, model_entrypoint
 from vision_ttt.tasks import load_model
 from vision_ttt.tasks.images.models import data_config
@@ -50,8 +50,7 @@ def _family_of(name: str) -> Family:
     accepted = convertible_models()
     if name not in accepted:
         raise UserError(
-            f"no released weights are known for a model {name!r}; nearest: "
-            f"{nearest(name, accepted)}"
+            f"no released weights are known for a model {name!r}; {suggestions(name, accepted)}"
         )
     module = model_entrypoint(name).__module__
     return next(family for family in FAMILIES if family.model.__module__ == module)

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from vision_ttt._version import __version__
 from vision_ttt.cli.parser import CommandParser
-from vision_ttt.errors import Interrupted, UserError, nearest
+from vision_ttt.errors import Interrupted, UserError, suggestions
 from vision_ttt.safe_console import SafeConsole
 
 
@@ -152,7 +152,7 @@ def _run(
         return 0
     name = argv[0]
     if name not in commands:
-        raise UserError(f"unknown command {name!r}; nearest: {nearest(name, commands)}")
+        raise UserError(f"unknown command {name!r}; {suggestions(name, commands)}")
     command = commands[name]
     for package in {"vision_ttt", command.module.partition(".")[0]}:
         _log_to(errors, logging.getLogger(package))

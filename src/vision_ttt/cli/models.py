@@ -10,7 +10,7 @@ from rich.table import Table
 from vision_ttt.bench import count_macs, count_parameters
 from vision_ttt.cli.plain_console import plain_console, progress_on
 from vision_ttt.cli.wide_table import print_whole
-from vision_ttt.errors import UserError, nearest
+from vision_ttt.errors import UserError, suggestions
 from vision_ttt.models import create_model, list_models
 from vision_ttt.models.vittt_ablations import ABLATIONS, model_name
 from vision_ttt.pretrained import pretrained_of
@@ -72,8 +72,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
     """List the models whose names match."""
     chosen = list_models(arguments.pattern)
     if not chosen:
-        near = nearest(arguments.pattern, list_models())
-        raise UserError(f"no model matches {arguments.pattern!r}; nearest: {near}")
+        known = suggestions(arguments.pattern, list_models())
+        raise UserError(f"no model matches {arguments.pattern!r}; {known}")
     with progress_on(plain_console(stderr=True)) as progress:
         rows = [describe(name) for name in progress.track(chosen, description="counting")]
     if arguments.json:

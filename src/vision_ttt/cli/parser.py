@@ -14,7 +14,7 @@ import docstring_parser
 import jsonargparse
 
 from vision_ttt.cli.checks import check_range, shortened
-from vision_ttt.errors import UserError, nearest
+from vision_ttt.errors import UserError, suggestions
 
 # What jsonargparse says of a value: of which argument and, mostly, which value.
 _REFUSED = re.compile(
@@ -52,7 +52,7 @@ class CommandParser(jsonargparse.ArgumentParser):
     """A parser of flags that are declared as `--some_flag` and shown as `--some-flag`.
 
     It accepts both spellings, and bare `--switch` for `--switch true` where that is accepted; it
-    answers an unknown flag with its nearest neighbours.
+    answers an unknown flag with the nearest ones.
     """
 
     def __init__(self, prog: str, summary: str) -> None:
@@ -96,7 +96,7 @@ class CommandParser(jsonargparse.ArgumentParser):
             # parse_args merges defaults by default; its `defaults` cannot do so with required ones.
             arguments = self.parse_args(self._spelt_out(argv), defaults=defaults)
         except argparse.ArgumentError as error:
-            raise UserError(f"{self._explained(error)} (see {self.prog} --help)") from error
+            raise UserError(f"{self._explained(error, argv)} (see {self.prog} --help)") from error
         check_range(arguments, **self._ranges)
         return arguments
 
@@ -104,9 +104,15 @@ class CommandParser(jsonargparse.ArgumentParser):
         """The help, every flag in it spelt with hyphens."""
         return _FLAG.sub(lambda match: _shown(match[0]), super().format_help())
 
-    def _explained(self, error: argparse.ArgumentError) -> str:
+    def _explained(self, error: argparse.ArgumentError, argv: Sequence[str]) -> str:
         """What the parsers say, in one line, with our names of flags and types."""
         text = " ".join(str(error).split())
+        surplus = text.removeprefix("unrecognized arguments: ")
+        for flag, value in itertools.pairwise(argv):
+            # A word behind a switch may be a positional argument, as in --json x.png.
+            action = self._option_string_actions.get(self._declared(flag))
+            if surplus != text and surplus.startswith(value) and _is_switch(action, value):
+                return f"{_called(action)} is {value!r}; it must be {_words(action._typehint)}"
         refused = _REFUSED.match(text)
         if refused is not None:
             action = next(each for each in self._actions if each.dest == refused["name"])
@@ -122,14 +128,15 @@ class CommandParser(jsonargparse.ArgumentParser):
             names = ", ".join(by_name.get(name, name) for name in names.split(", "))
         return _FLAG.sub(lambda match: _shown(match[0]), missing + colon + names)
 
-    def _shortened(self, name: str) -> str:
+    def _declared(self, name: str) -> str:
         """A flag by the name that it is declared by, and a key of its mapping, if it has one."""
-        spelt = name.replace("-", "_")
         for long, short in self.long_names.items():
-            known = long.replace("-", "_")
-            if spelt == known or spelt.startswith(known + "."):
-                return short + name[len(long) :]
-        return name
+            if _shown(name) == _shown(long) or _shown(name).startswith(f"{_shown(long)}."):
+                name = short + name[len(long) :]
+                break
+        top, dot, key = name.partition(".")
+        alike = (flag for flag in self._option_string_actions if _shown(flag) == _shown(top))
+        return next(alike, top) + dot + key
 
     def _spelt_out(self, argv: Sequence[str]) -> list[str]:
         flags = self._option_string_actions
@@ -139,15 +146,13 @@ class CommandParser(jsonargparse.ArgumentParser):
                 spelt.append(token)
                 continue
             name, equals, value = token.partition("=")
-            top, dot, key = self._shortened(name).partition(".")
-            if top not in flags:
-                top = next((flag for flag in flags if _shown(flag) == _shown(top)), top)
+            top, dot, key = self._declared(name).partition(".")
             if top not in flags or (dot and (not key or not _is_mapping(flags[top]))):
                 known = [_shown(flag) for flag in flags if flag.startswith("--")]
                 # A flag with a section is nearest to those of its own name.
                 own = f"--{key}" if dot and top not in flags else top
                 raise UserError(
-                    f"unknown flag {name}; nearest: {nearest(_shown(own), known)}"
+                    f"unknown flag {name}; {suggestions(_shown(own), known)}"
                     f" (see {self.prog} --help)"
                 )
             spelt.append(top + dot + key + equals + value)

@@ -17,7 +17,7 @@ from vision_ttt.cli.plain_console import plain_console, progress_on
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.engine.tensor_files import write_tensors
-from vision_ttt.errors import DamagedModel, UserError, nearest, some
+from vision_ttt.errors import DamagedModel, UserError, some, suggestions
 from vision_ttt.files import write_bytes
 from vision_ttt.tasks import load_model
 
@@ -121,7 +121,7 @@ def _chosen(given: str | None, names: Sequence[str]) -> list[int]:
                 raise UserError(f"classes {word}: numbers go from 0 to {len(names) - 1}, upwards")
             chosen.extend(range(first, last + 1))
         else:
-            raise UserError(f"there is no class {word!r}; nearest: {nearest(word, names)}")
+            raise UserError(f"there is no class {word!r}; {suggestions(word, names)}")
     return chosen
 
 

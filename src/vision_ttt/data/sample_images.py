@@ -11,7 +11,7 @@ from PIL import Image
 
 from vision_ttt.data.digits import TEST_IMAGES, Digits
 from vision_ttt.data.scene_images import render_object, render_scene
-from vision_ttt.errors import UserError, nearest
+from vision_ttt.errors import UserError
 
 PHOTOGRAPHS = ("china", "flower")
 """Scikit-learn's photographs, 640 × 427 pixels."""
@@ -55,10 +55,9 @@ def sample_images(name: str) -> list[NamedImage]:
         return [NamedImage(photograph, partial(_photograph, photograph))]
     match = _SERIES.fullmatch(name)
     if match is None:
-        known = [*PHOTOGRAPHS, *(f"{kind}-0" for kind in SERIES)]
         raise SampleError(
-            f"no sample picture is called {name!r}; nearest: {nearest(name, known)}; accepted:"
-            f" {', '.join(PHOTOGRAPHS)}, KIND-N and KIND-N-M with KIND among {', '.join(SERIES)}"
+            f"no sample picture is called {name!r}; accepted: {', '.join(PHOTOGRAPHS)}, KIND-N and"
+            f" KIND-N-M with KIND among {', '.join(SERIES)}"
         )
     kind, first = match[1], int(match[2])
     last = first if match[3] is None else int(match[3])

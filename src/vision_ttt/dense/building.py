@@ -17,8 +17,8 @@ from vision_ttt.dense.segmenter import LinearSegmenter, Segmenter
 from vision_ttt.dense.sizes import DetectorSizes, SegmenterSizes
 from vision_ttt.dense.stage_maps import StageMaps
 from vision_ttt.dense.vit_adapter import ViTAdapter
-from vision_ttt.errors import nearest, reason_of
-from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, nearest_models
+from vision_ttt.errors import reason_of, suggestions
+from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, suggested_models
 
 _Sizes = TypeVar("_Sizes", DetectorSizes, SegmenterSizes)
 
@@ -98,7 +98,7 @@ def _built(
     backbone_arguments: Mapping[str, Any],
 ) -> Any:
     if not is_model(name):
-        raise DenseModelError(f"unknown model {name!r}; nearest: {nearest_models(name)}")
+        raise DenseModelError(f"unknown model {name!r}; {suggested_models(name)}")
     maps = _make_maps(name, rest, backbone_arguments)
     try:
         return kind(maps, num_classes, *([] if sizes is None else [sizes]))
@@ -148,4 +148,4 @@ def _check_keys(place: str, given: Any, accepted: list[str]) -> None:
         raise DenseModelError(f"{place} is {given!r}; accepted: a mapping")
     for key in given:
         if key not in accepted:
-            raise DenseModelError(f"{place} has no {key!r}; nearest: {nearest(str(key), accepted)}")
+            raise DenseModelError(f"{place} has no {key!r}; {suggestions(str(key), accepted)}")

@@ -61,9 +61,13 @@ def as_encoder(backbone: nn.Module) -> PlainBackbone | VisionTransformerEncoder:
         return backbone
     if isinstance(backbone, VisionTransformer):
         return VisionTransformerEncoder(backbone)
-    raise TypeError(
+    raise TypeError(_not_plain(type(backbone).__name__))
+
+
+def _not_plain(received: str) -> str:
+    return (
         "the backbone must be plain: a PlainBackbone (Vittt, ViT³, Vim, Mamba-Reg, Vision-RWKV, a"
-        f" linearised ViT) or timm's VisionTransformer (DeiT, ViT), got {type(backbone).__name__}"
+        f" linearised ViT) or timm's VisionTransformer (DeiT, ViT), got {received}"
     )
 
 
@@ -84,7 +88,10 @@ def headless(backbone: str | nn.Module) -> nn.Module:
 
 def _plain(backbone: str | nn.Module) -> nn.Module:
     if isinstance(backbone, str):
-        backbone = create_model(backbone, num_classes=0, dynamic_img_size=True)
+        try:
+            backbone = create_model(backbone, num_classes=0, dynamic_img_size=True)
+        except TypeError as error:  # other families have no dynamic_img_size
+            raise TypeError(_not_plain(backbone)) from error
     as_encoder(backbone)
     name = type(backbone).__name__
     if not backbone.dynamic_img_size:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import reason_of, some
 from vision_ttt.models.number_kinds import of_another_kind
-from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, nearest_models
+from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, suggested_models
 from vision_ttt.pretrained import list_pretrained
 
 
@@ -22,7 +22,7 @@ def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
             does not accept.
     """
     if not is_model(name):
-        raise ConfigError(f"unknown model {name!r}; nearest: {nearest_models(name)}")
+        raise ConfigError(f"unknown model {name!r}; {suggested_models(name)}")
     if name in list_pretrained():
         raise ConfigError(
             f"{name} names weights; the model is {name.partition('.')[0]}, and it starts from them"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from transformers import GenerationConfig, PreTrainedConfig
 
-from vision_ttt.errors import nearest
+from vision_ttt.errors import suggestions
 
 _SIZES = {
     "125m": (768, 2048, 12, 12),
@@ -128,7 +128,7 @@ class TTTConfig(PreTrainedConfig):
         for key in further.keys() - known:
             if not key.startswith("_"):
                 own = {field.name for field in dataclasses.fields(self)}
-                raise ValueError(f"TTTConfig has no {key}; nearest: {nearest(key, own)}")
+                raise ValueError(f"TTTConfig has no {key}; {suggestions(key, own)}")
         if self.ttt_base_lr is None:
             self.ttt_base_lr = _BASE_RATES.get(self.ttt_layer_type, 1.0)
         # TRL reads it of every configuration, and transformers looks up names in it.

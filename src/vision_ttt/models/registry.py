@@ -15,7 +15,7 @@ import timm
 from timm.models import PretrainedCfg, get_pretrained_cfg
 from torch import nn
 
-from vision_ttt.errors import nearest
+from vision_ttt.errors import suggestions
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -53,10 +53,10 @@ def is_model(name: str) -> bool:
     return name in _denoisers or timm.is_model(name)
 
 
-def nearest_models(name: str) -> str:
-    """Models that look like ``name``, among those that begin as it does if there are any."""
+def suggested_models(name: str) -> str:
+    """Return "nearest: " and models that look like ``name``, preferably those that begin alike."""
     every = sorted({*timm.list_models(), *list_models()})
-    return nearest(name, [other for other in every if other.startswith(name[:5])] or every)
+    return suggestions(name, [other for other in every if other.startswith(name[:5])] or every)
 
 
 def model_entrypoint(name: str) -> Callable[..., nn.Module]:

@@ -11,7 +11,7 @@ from vision_ttt.extras import require
 require("train", "vision_ttt.recipes")
 
 from vision_ttt.engine.config import LENGTHS, ConfigError, TaskSection, TrainConfig, section_types
-from vision_ttt.errors import nearest
+from vision_ttt.errors import suggestions
 from vision_ttt.recipes.files import parse, read_text
 from vision_ttt.recipes.names import Nested, nested
 from vision_ttt.recipes.resolution import change, changed_task, merge, resolve, task_of
@@ -65,7 +65,7 @@ def read(recipe: str) -> dict[str, Any]:
     name, *chosen = recipe.split("+")
     if name not in available():
         raise ConfigError(
-            f"unknown recipe {name!r}; nearest: {nearest(name, available())}"
+            f"unknown recipe {name!r}; {suggestions(name, available())}"
             " (vision-ttt train --help names all), or give the path of a .yaml file"
         )
     resource = importlib.resources.files(__name__) / f"{name}.yaml"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vision_ttt._lazy import lazy_exports
 from vision_ttt.engine.config import ConfigError, TaskSection
-from vision_ttt.errors import nearest
+from vision_ttt.errors import suggestions
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.checkpoints import load_model
@@ -40,7 +40,7 @@ def find(name: object) -> type[TaskSection]:
         ConfigError: there is no such task; names the nearest.
     """
     if not isinstance(name, str) or name not in TASKS:
-        raise ConfigError(f"unknown task {name!r}; nearest: {nearest(str(name), TASKS)}")
+        raise ConfigError(f"unknown task {name!r}; {suggestions(str(name), TASKS)}")
     section = TASKS[name]
     if isinstance(section, str):
         module, _, attribute = section.partition(":")

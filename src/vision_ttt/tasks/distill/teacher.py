@@ -17,7 +17,7 @@ from vision_ttt.engine.tensor_files import read_tensors
 from vision_ttt.errors import reason_of
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn
 from vision_ttt.models.plain_backbone import PlainBackbone
-from vision_ttt.models.registry import create_model, is_model, nearest_models
+from vision_ttt.models.registry import create_model, is_model, suggested_models
 from vision_ttt.pretrained import weights_path
 from vision_ttt.tasks.distill.config import DistillSection
 from vision_ttt.tasks.images.models import data_config
@@ -65,7 +65,7 @@ class Teacher:
         name, arguments = section.teacher, dict(section.teacher_arguments)
         if section.teacher_weights is None:
             if not is_model(name):
-                raise ConfigError(f"unknown teacher {name!r}; nearest: {nearest_models(name)}")
+                raise ConfigError(f"unknown teacher {name!r}; {suggested_models(name)}")
             try:
                 return create_model(name, pretrained=True, **arguments)
             except Exception as error:  # of the network, of the files, of the arguments

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from vision_ttt.engine.config import ConfigError
-from vision_ttt.errors import nearest, reason_of
+from vision_ttt.errors import reason_of, suggestions
 from vision_ttt.models.weight_decay import undecayed_parameters
 from vision_ttt.tasks.language.code_refusal import code_refused
 
@@ -39,9 +39,7 @@ def build_language_model(name: str, arguments: Mapping[str, Any]) -> PreTrainedM
     accepted = config_keys(name)
     for key in arguments:
         if key not in accepted:
-            raise ConfigError(
-                f"model {name} has no argument {key!r}; nearest: {nearest(key, accepted)}"
-            )
+            raise ConfigError(f"model {name} has no argument {key!r}; {suggestions(key, accepted)}")
     try:
         with code_refused():
             model = AutoModelForCausalLM.from_config(
@@ -111,7 +109,7 @@ def _config_class(name: str) -> type[PreTrainedConfig]:
     if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         known = {OWN, *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
         raise ConfigError(
-            f"unknown language model {name!r}; nearest of transformers' model types:"
-            f" {nearest(name, known)}"
+            f"unknown language model {name!r} among transformers' model types;"
+            f" {suggestions(name, known)}"
         )
     return CONFIG_MAPPING[name]
