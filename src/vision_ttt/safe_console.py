@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,9 +13,18 @@ from rich.text import Text
 
 from vision_ttt.shown_text import shown
 
+BROKEN_PIPE = 141
+"""Exit code, 128 + SIGPIPE: who was reading has gone."""
+
 
 class SafeConsole(Console):
     """rich's console, which shows the control characters of what it prints, by `shown`."""
+
+    def on_broken_pipe(self) -> None:
+        """End the process, as `BROKEN_PIPE` says; rich would end it with 1, as failures do."""
+        # Python flushes once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(BROKEN_PIPE)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Show them before what is in a table is measured."""

@@ -1,7 +1,9 @@
 """`vision-ttt generate`."""
 
 import logging
+import sys
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 import torch
@@ -46,6 +48,15 @@ def checkpoint(tmp_path: Path) -> str:
 def _generated(capsys: Said, *command: str) -> str:
     assert main(["generate", *command, "--max-new-tokens", "20"]) == 0, capsys.readouterr().err
     return capsys.readouterr().out
+
+
+def test_a_reader_that_has_gone_ends_the_text(
+    checkpoint: str, unread: TextIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", unread)
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", checkpoint, "--prompt", "a"])
+    assert ended.value.code == 141
 
 
 def test_the_most_probable_tokens_follow_the_prompt(checkpoint: str, capsys: Said) -> None:

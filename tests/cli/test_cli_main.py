@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 import jsonargparse
 import pytest
@@ -121,6 +121,17 @@ def test_errors_of_ours_keep_their_traceback(command: _Command, error: Exception
     command.error = error
     with pytest.raises(type(error)):
         cli.main(["work"])
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["work"]])
+def test_a_command_ends_where_its_reader_has_gone(
+    command: _Command, words: list[str], unread: TextIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", unread)
+    monkeypatch.setattr(command, "run", lambda _arguments: unread.write("unflushed"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 141
 
 
 def test_installed_command_and_module_agree() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jsonargparse
 
+from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.errors import UserError
 from vision_ttt.extras import require
@@ -54,5 +55,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
 
 def _write(text: str) -> None:
     # A file gets the text itself; of a terminal, a model's control characters move no cursor.
-    sys.stdout.write(shown(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(shown(text) if sys.stdout.isatty() else text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        plain_console().on_broken_pipe()

@@ -64,7 +64,6 @@ COMMANDS = {
 
 USER_ERROR = 2  # exit code, as argparse has it
 INTERRUPTED = 130  # exit code, 128 + SIGINT as shells have it
-BROKEN_PIPE = 141  # exit code, 128 + SIGPIPE: who was reading has gone
 
 # What a disk, or a terminal, refuses in the middle of writing: such errors name no file.
 _REFUSED_WRITING = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
@@ -111,7 +110,8 @@ def main(
     errors = SafeConsole(stderr=True)
     try:
         code = _run(argv, errors, commands or COMMANDS, program, begin_work)
-        return code if _flushed() else BROKEN_PIPE
+        _flush(errors)
+        return code
     except Interrupted as interruption:
         return _fail(errors, INTERRUPTED, str(interruption), "interrupted")
     except KeyboardInterrupt:
@@ -179,15 +179,12 @@ def _start_no_programs() -> None:
     EpsImagePlugin.gs_binary = False
 
 
-def _flushed() -> bool:
-    """Write what is left of the output; False if its reader has gone."""
+def _flush(console: SafeConsole) -> None:
+    """Write what is left of the output."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes once more at its end, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
-    return True
+        console.on_broken_pipe()
 
 
 def _show_commands(console: SafeConsole, commands: Mapping[str, Command], program: str) -> None:
