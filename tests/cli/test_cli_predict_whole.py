@@ -221,6 +221,19 @@ def test_wrong_arguments_are_refused(
     assert not (tmp_path / "m.tif").exists()
 
 
+def test_the_picture_is_never_written(checkpoint: str, tmp_path: Path, capsys: Said) -> None:
+    for name, arguments in (
+        ("p.tif", ("--output", tmp_path / "p.tif")),
+        ("p.png", ("--output", tmp_path / "m.tif", "--preview", tmp_path / "p.png")),
+    ):
+        tifffile.imwrite(tmp_path / name, PIXELS)
+        content = (tmp_path / name).read_bytes()
+        given = (tmp_path / name, "--checkpoint", checkpoint, "--whole", "--reader", "tiff")
+        assert _predict(*given, "--overwrite", *arguments) == 2
+        assert "the output is the picture itself" in capsys.readouterr().err
+        assert (tmp_path / name).read_bytes() == content
+
+
 def test_other_checkpoints_and_pictures_are_refused(
     checkpoint: str, tmp_path: Path, capsys: Said
 ) -> None:

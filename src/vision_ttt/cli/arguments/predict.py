@@ -162,8 +162,8 @@ def _check_whole(arguments: jsonargparse.Namespace) -> None:
     ):
         if given is not None:
             check_output_file(name, given, suffixes=suffixes, overwrite=overwrite)
-    written = arguments.output or features
-    if Path(written).resolve() == Path(arguments.files[0]).resolve():
-        raise UserError(f"the output is the picture itself: {written}")
+    for written in (arguments.output, features, arguments.preview):
+        if written is not None and Path(written).resolve() == Path(arguments.files[0]).resolve():
+            raise UserError(f"the output is the picture itself: {written}")
     if arguments.scratch is not None:
         check_new_folder("the scratch folder", arguments.scratch)
