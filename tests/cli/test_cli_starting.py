@@ -125,6 +125,15 @@ def test_importing_the_package_registers_its_models() -> None:
     assert process.returncode == 0, process.stderr
 
 
+def test_packages_are_imported_when_they_are_named() -> None:
+    code = (
+        "import vision_ttt as v\n"
+        "print(v.recipes.load, v.language.TTTForCausalLM, v.data.Digits, v.diffusion.sample)"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+
+
 def test_the_command_has_the_public_names_too() -> None:
     """As this process has, which imports the package and is not the command; at first no others."""
     code = textwrap.dedent(
