@@ -19,9 +19,11 @@ def test_a_run_is_described(monkeypatch: pytest.MonkeyPatch):
     assert run.command == "vision-ttt bench 'a b'"
     monkeypatch.setenv("VISION_TTT_BACKEND", "dual")
     monkeypatch.setenv("MALLOC_ARENA_MAX", "a b")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     monkeypatch.setenv("EDITOR", "ed")
     run = machine.describe_run(["vision-ttt"], torch.device("cpu"))
-    assert run.command == "MALLOC_ARENA_MAX='a b' VISION_TTT_BACKEND=dual vision-ttt"
+    variables = "ATEN_CPU_CAPABILITY=avx2 MALLOC_ARENA_MAX='a b' VISION_TTT_BACKEND=dual"
+    assert run.command == f"{variables} vision-ttt"
     assert run.torch == torch.__version__.partition("+")[0] or run.torch == torch.__version__
     assert run.threads == torch.get_num_threads()
     assert run.device_name == run.processor != ""

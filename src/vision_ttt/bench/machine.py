@@ -23,6 +23,7 @@ _SOURCES = (":/src", ":/csrc", ":/setup.py", ":/pyproject.toml")
 # Environment variables that affect a measurement: their names or prefixes.
 _ENVIRONMENT = (
     *("VISION_TTT_", "OMP_", "GOMP_", "KMP_", "MKL_NUM", "LD_PRELOAD", "MALLOC_"),
+    *("ATEN_CPU_CAPABILITY", "DNNL_", "ONEDNN_", "MKL_ENABLE_INSTRUCTIONS", "GLIBC_TUNABLES"),
     *("THP_MEM_ALLOC_ENABLE", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "PYTORCH_ALLOC_CONF"),
     *("PYTORCH_CUDA_ALLOC_CONF", "TORCH_ALLOW_TF32", "NVIDIA_TF32_OVERRIDE", "TIMM_FUSED_ATTN"),
     "TRITON_INTERPRET",
