@@ -359,6 +359,8 @@ def test_model_args_add_up_over_recipe_stage_and_overrides(tmp_path: Path) -> No
     assert Path(one.run.output).parent == Path("runs/staged")
     path = path.rename(tmp_path / "other.yml")
     assert Path(recipes.load_stages(str(path))["one"].run.output) == Path("runs/other/one")
+    path = path.rename(tmp_path / "plain")
+    assert Path(recipes.load_stages(str(path))["one"].run.output) == Path("runs/plain/one")
     assert one.model.arguments == {"design": "dual", "depth": 2, "num_heads": 6}
     assert two.model.arguments == {"num_heads": 6}
 

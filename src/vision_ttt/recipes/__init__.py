@@ -205,10 +205,8 @@ def resolve_stages(
         return {"": resolve(_overridden(sections, changes))}
     from vision_ttt.engine.checkpoint import WEIGHTS_FILE  # with PyTorch
 
-    is_file = recipe.endswith((".yaml", ".yml"))
-    default = Path("runs", Path(recipe).stem if is_file else recipe)
     own = {**sections.get("run", {}), **changes.get("run", {})}
-    output = Path(str(own.get("output", default)))
+    output = Path(str(own.get("output", Path("runs", Path(recipe).stem))))
     runs: dict[str, TrainConfig] = {}
     start: dict[str, Any] = {}
     for name, fields in values[STAGES].items():
