@@ -265,7 +265,9 @@ def test_rotations_that_the_model_does_not_compute_are_refused():
         convert.remap(other, model)
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (2, 3, 4, 2), (1, 2, 3, 2), (1, 4, 4, 3)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(), (0,), (1, 0, 64), (2, 3, 4, 2), (1, 2, 3, 2), (1, 4, 4, 3)], ids=str
+)
 @pytest.mark.parametrize("family", convert.FAMILIES, ids=lambda family: family.name)
 def test_tensors_of_any_shape_are_named(family, shape):
     """Of damaged files, and of others: an argument may follow from each of these."""

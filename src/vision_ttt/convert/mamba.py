@@ -59,6 +59,7 @@ def _with_own_positions(
         class_tokens is None
         or positions is None
         or positions.ndim != 3
+        or positions.shape[1] < class_tokens.count
         or "cls_token" not in released
     ):
         return released
