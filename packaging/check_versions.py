@@ -3,9 +3,9 @@
     python packaging/check_versions.py [--python PYTHON] [--output DIR] --torch VERSION ...
 
 For each version PYTHON makes a fresh environment, and pip installs this folder there with [dev] and
-[export] and chooses the torchvision and the other requirements that go with the version. Then
-``make test`` runs there. The environment, of several GB, lies in the folder for temporary files
-and is removed; what pip and the tests printed stays in DIR.
+chooses the torchvision and the other requirements that go with the version. Then ``make test`` runs
+there. The environment, of several GB, lies in the folder for temporary files and is removed; what
+pip and the tests printed stays in DIR.
 
 Prints a table, and exits with 1 where a version could not be installed or a test failed.
 """
@@ -72,7 +72,7 @@ def install(version: str, python: Path, folder: Path) -> Path:
     own = make_environment(python, folder / "environment")
     only = folder / "constraint.txt"
     only.write_text(f"torch=={version}\n", encoding="utf-8")
-    packages = ("--editable", f"{ROOT}[dev,export]")
+    packages = ("--editable", f"{ROOT}[dev]")
     run(own, "-m", "pip", "install", *packages, PIP_CONSTRAINT=str(only))
     (own.parents[1] / ".installed-dev").touch()  # make need not install what is installed
     return own

@@ -39,7 +39,7 @@ def check(versions, monkeypatch, tmp_path):
         pinned.append(Path(variables["PIP_CONSTRAINT"]).read_text().strip())
         if pinned[-1] != "torch==2.10.0":
             raise SystemExit("no such version")
-        assert command[-1].endswith("[dev,export]")
+        assert command[-1].endswith("[dev]")
         return ""
 
     def check(last, *words):

@@ -76,7 +76,7 @@ def add_arguments(parser: CommandParser) -> None:
         type=bool,
         default=False,
         help="start a new run in the output directory; an earlier run moves to former/ in it;"
-        " directory that contains files but no run is refused",
+        " a directory that contains files but no run is refused",
     )
 
 
