@@ -137,6 +137,14 @@ def test_metrics_and_checkpoint_say_what_it_was_trained_on(root: Path, result: T
     assert model.num_classes == 2
 
 
+def test_a_linear_vit_sees_colours_as_its_base_does(root: Path, tmp_path: Path) -> None:
+    arguments = {**TINY, "base": "vit_tiny_patch16_224"}
+    config = _config(root, tmp_path / "run", model="linear_vit", arguments=arguments)
+    task = config.task.open(config)
+    task.prepare(task.build_model(config.model.name, task.model_arguments()))
+    assert task.input == {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+
+
 def test_the_loss_is_the_detectors_times_the_images(root: Path, tmp_path: Path) -> None:
     config = _config(root, tmp_path / "run")
     task = config.task.open(config)

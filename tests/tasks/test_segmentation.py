@@ -90,6 +90,15 @@ class _PerPixel(nn.Module):
         return F.conv2d(images, self.weight), F.conv2d(images, 2 * self.weight)
 
 
+def test_a_linear_vit_sees_colours_as_its_base_does(scenes: Path, tmp_path: Path) -> None:
+    arguments = {"base": "vit_tiny_patch16_224", "depth": 1, "embed_dim": 32, "num_heads": 1}
+    linear = {"model": "linear_vit", "arguments": arguments, "maps": "tokens", "parts": {}}
+    config = _config(scenes, tmp_path / "run", **linear)
+    task = config.task.open(config)
+    task.prepare(task.build_model(config.model.name, task.model_arguments()))
+    assert task.statistics == {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+
+
 def test_the_loss_is_a_mean_over_all_pixels_in_any_parts(scenes: Path, tmp_path: Path) -> None:
     config = _config(scenes, tmp_path, scale_min=0.7, scale_max=0.7, auxiliary_weight=0.3)
     task = config.task.open(config)

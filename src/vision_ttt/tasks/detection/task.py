@@ -84,7 +84,7 @@ class Detection(DenseTask):
             FileNotFoundError: a folder of images is missing.
         """
         data, train = self.config.data, self.train_annotations
-        self.input = input_statistics(self.config.model.name)
+        self.input = input_statistics(model.maps.backbone)
         for part, coco in (("train", train), ("test", self.annotations)):
             missing = coco.missing(data.folder(part))
             if missing and not self.config.run.skip_bad:

@@ -157,10 +157,10 @@ def check_accepts(model: nn.Module, images: Tensor) -> None:
         model.train(was_training)
 
 
-def input_statistics(name: str) -> dict[str, tuple[float, ...]]:
+def input_statistics(backbone: nn.Module) -> dict[str, tuple[float, ...]]:
     """Return mean and standard deviation of the colours that a backbone expects, by channel."""
-    config = model_config(name)
-    return {"mean": tuple(config.mean), "std": tuple(config.std)}
+    config = data_config(backbone)
+    return {key: tuple(config[key]) for key in ("mean", "std")}
 
 
 def normalise(image: Tensor, statistics: Mapping[str, Sequence[float]]) -> Tensor:

@@ -86,7 +86,7 @@ class Segmentation(DenseTask):
     def prepare(self, model: nn.Module) -> None:
         """Set the images as `model` is to see them."""
         data = self.config.data
-        self.statistics = input_statistics(self.config.model.name)
+        self.statistics = input_statistics(model.maps.backbone)
         for_training = TrainTransform(self.statistics, data)
         self.train_set = SeededItems(self.parts["train"], for_training, self.config.run.seed)
         self.show(data, self.parts["test"])
