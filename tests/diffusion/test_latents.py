@@ -104,7 +104,7 @@ def test_an_interrupted_encoding_is_none(autoencoder: str, tmp_path: Path) -> No
 def test_items_are_drawn_from_the_latents_distribution(autoencoder: str, tmp_path: Path) -> None:
     images = cached(tmp_path, autoencoder)
     means, deviations = images[3][0].unbind(1)
-    drawn = latent_items(images, 0, random=True)
+    drawn = latent_items(images, 0, flip=0.5)
     many = []
     for drawn.epoch in range(300):
         latent, target, index = drawn[3]
@@ -115,8 +115,20 @@ def test_items_are_drawn_from_the_latents_distribution(autoencoder: str, tmp_pat
     wanted = (deviations.square().mean(0) + means.var(0, unbiased=False)).sqrt()
     assert_close(many.std(0), wanted, 0.3)
     assert torch.equal(drawn[3][0], many[-1])
-    fixed = latent_items(images, 0, random=False)
+    fixed = latent_items(images, 0, flip=None)
     assert torch.equal(fixed[3][0], means[0])
+
+
+def test_latents_are_mirrored_as_often_as_images_are_flipped() -> None:
+    moments = torch.zeros(2, 2, 1, 1, 1)
+    moments[1, 0] = 1  # the mirrored image's mean
+
+    def share(flip: float) -> float:
+        items = latent_items([(moments, 0)], 0, flip=flip)
+        return sum(items[number][0].item() for number in range(1000)) / 1000
+
+    assert [share(0.0), share(1.0)] == [0, 1]
+    assert share(0.1) == pytest.approx(0.1, abs=0.03)
 
 
 def test_an_autoencoder_that_is_none(tmp_path: Path) -> None:

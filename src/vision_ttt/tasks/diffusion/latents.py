@@ -98,22 +98,23 @@ class LatentImages(Dataset):
         return torch.from_numpy(self.moments[index].astype(np.float32)), int(self.targets[index])
 
 
-def latent_items(images: LatentImages, seed: int, *, random: bool) -> SeededItems:
+def latent_items(images: LatentImages, seed: int, *, flip: float | None) -> SeededItems:
     """Items (latent [C, h, w], class, place), as images have them.
 
     Args:
         images: on disk.
         seed: of what is random.
-        random: draw the latent from its distribution, mirrored or not; otherwise its mean.
+        flip: draw the latent from its distribution, the mirrored image's with this probability;
+            None: the mean of the image's as it is.
     """
-    return SeededItems(images, partial(_drawn, random), seed)
+    return SeededItems(images, partial(_drawn, flip), seed)
 
 
-def _drawn(random: bool, item: tuple[Tensor, int], index: int) -> tuple[Tensor, int, int]:
+def _drawn(flip: float | None, item: tuple[Tensor, int], index: int) -> tuple[Tensor, int, int]:
     moments, target = item
-    if not random:
+    if flip is None:
         return moments[0, 0], target, index
-    mean, deviation = moments[int(torch.randint(len(moments), ()))]
+    mean, deviation = moments[int(torch.rand(()) < flip)]
     return torch.addcmul(mean, deviation, torch.randn_like(mean)), target, index
 
 

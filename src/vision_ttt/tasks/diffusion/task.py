@@ -95,10 +95,10 @@ class Diffusion(ImageTask):
         self.input = data_config(model)
         seed = self.config.run.seed
         folder = Path(self.config.task.latents)
-        mirrored = self.config.data.horizontal_flip > 0
-        train, test = self._latents("train", folder, mirrored), self._latents("test", folder)
-        self.train_set = latent_items(train, seed, random=True)
-        self.test_set = latent_items(test, seed, random=False)
+        flip = self.config.data.horizontal_flip
+        train, test = self._latents("train", folder, flip > 0), self._latents("test", folder)
+        self.train_set = latent_items(train, seed, flip=flip)
+        self.test_set = latent_items(test, seed, flip=None)
         self._watched = spread_images(self.test_set, _WATCHED)
         check_accepts(model, self._watched[:1])
 
@@ -109,7 +109,7 @@ class Diffusion(ImageTask):
             return
         self._scratch = TemporaryDirectory(prefix="vision-ttt-latents-")
         latents = self._latents(part, Path(self._scratch.name))
-        self.test_set = latent_items(latents, 0, random=False)
+        self.test_set = latent_items(latents, 0, flip=None)
 
     def _latents(self, part: str, folder: Path, mirrored: bool = False) -> LatentImages:
         own, data = self.config.task, self.config.data
