@@ -106,6 +106,8 @@ class Dino(ImageTask):
         heat = self.teacher_temperature(moment.done)
         loss = criterion(wanted.unbind(1), outputs.unbind(1), heat)
         criterion.move_center(wanted[:count].flatten(0, 1))
+        # What is evaluated and saved has the same center, and not an average of it.
+        moment.average.criterion.center.copy_(criterion.center)
         return loss * count, count
 
     def teacher_temperature(self, done: float) -> float:
