@@ -18,6 +18,11 @@ def test_figures_of_two_unequal_classes() -> None:
     assert own.roc_auc == pytest.approx(roc_auc_score(targets, logits[:, 1] - logits[:, 0]))
 
 
+def test_logits_whose_probabilities_round_to_1_have_an_order() -> None:
+    logits = torch.tensor([[0.0, 20.0], [0.0, 30.0]])
+    assert summarise(logits, torch.tensor([0, 1])).roc_auc == 1.0
+
+
 def test_a_class_without_images_is_not_counted() -> None:
     own = summarise(torch.eye(3)[[0, 0, 1, 1]], torch.tensor([0, 0, 1, 0]))
     assert own.balanced_accuracy == pytest.approx((2 / 3 + 1) / 2)

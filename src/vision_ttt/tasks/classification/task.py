@@ -69,7 +69,8 @@ def summarise(logits: Tensor, targets: Tensor) -> ClassifierEvaluation:
         accuracy=(predictions == targets).sum().item() / count,
         top5_accuracy=(top == targets[:, None]).any(dim=1).sum().item() / count,
         balanced_accuracy=(confusion.diagonal() / counts)[counts > 0].mean().item(),
-        roc_auc=float(roc_auc_score(targets, probabilities[:, 1])) if ranks else None,
+        # By the logits: probabilities round to 1, and images of equal ones have no order.
+        roc_auc=float(roc_auc_score(targets, logits[:, 1] - logits[:, 0])) if ranks else None,
         targets=targets,
         predictions=predictions,
         probabilities=probabilities,
