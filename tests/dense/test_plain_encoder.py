@@ -96,3 +96,7 @@ def test_a_name_is_built_for_any_size():
         headless(vision_transformer(dynamic_img_size=False))
     with pytest.raises(ValueError, match="this Vim's patches overlap; make it without stride"):
         headless(scans("vim_tiny_patch16_224", stride=4))
+    with pytest.raises(ValueError, match=r"this VisionTransformer's patch_drop_rate is 0\.5; it"):
+        TokenMap(vision_transformer(patch_drop_rate=0.5))
+    with pytest.raises(ValueError, match=r"this Vim's patch_drop_rate is 0\.5; it must be 0"):
+        headless(scans("vim_tiny_patch16_224", patch_drop_rate=0.5))

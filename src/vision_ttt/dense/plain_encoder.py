@@ -100,6 +100,12 @@ def _plain(backbone: str | nn.Module) -> nn.Module:
         )
     if isinstance(backbone.patch_embed, OverlappingPatchEmbed):
         raise ValueError(f"this {name}'s patches overlap; make it without stride")
+    ours = isinstance(backbone, PlainBackbone)
+    rate = backbone.patch_drop_rate if ours else getattr(backbone.patch_drop, "prob", 0)
+    if rate:
+        raise ValueError(
+            f"this {name}'s patch_drop_rate is {rate}; it must be 0, as maps are of every patch"
+        )
     return backbone
 
 
@@ -121,7 +127,8 @@ class TokenMap(nn.Module):
     Raises:
         RuntimeError: no model has the backbone's name.
         TypeError: the backbone is not plain.
-        ValueError: it accepts images of one size only, or its patches overlap or are not square.
+        ValueError: it accepts images of one size only, leaves patches out in training, or its
+            patches overlap or are not square.
     """
 
     def __init__(self, backbone: str | nn.Module) -> None:
