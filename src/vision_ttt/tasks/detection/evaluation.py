@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -135,12 +136,11 @@ def summarise(
     per_class: list[dict[str, Any]] = [{"class": name} for name in annotations.classes]
     curves: dict[str, np.ndarray] = {}
     truth = [each for place, _ in found for each in annotations.truth(place)]
-    if not any(not each["iscrowd"] for each in truth):
+    objects = Counter(each["category_id"] for each in truth if not each["iscrowd"])
+    if not objects:
         raise DatasetError(f"the images of {annotations.path} that were tested have no object")
     for row, category in zip(per_class, annotations.category_ids, strict=True):
-        row["objects"] = sum(
-            each["category_id"] == category and not each["iscrowd"] for each in truth
-        )
+        row["objects"] = objects[category]
     for kind in KINDS:
         evaluated = _run(kind, annotations, truth, found)
         precision = np.asarray(evaluated.eval["precision"], dtype=np.float64)
