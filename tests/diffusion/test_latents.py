@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tolerances import assert_close
+from vision_ttt.cli import sample
 from vision_ttt.cli.main import main
 from vision_ttt.data import DatasetError, DatasetSpec, ImageError, open_dataset
 from vision_ttt.engine import ConfigError, train
@@ -137,7 +138,11 @@ def test_an_autoencoder_that_is_none(tmp_path: Path) -> None:
 
 
 def test_training_and_sampling(
-    tiny_fields, autoencoder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_fields,
+    autoencoder: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     latents = tmp_path / "latents"
     fields = {
@@ -155,11 +160,24 @@ def test_training_and_sampling(
     assert load_model(path, task="diffusion")[1].task["autoencoder"] == autoencoder
     images, output = tmp_path / "made", tmp_path / "samples.safetensors"
     command = ["sample", "--checkpoint", str(path), "--steps", "2", "--per-class", "2"]
-    assert main([*command, "--images", str(images), "--output", str(output)]) == 0
-    assert load_file(output)["samples"].shape == (4, 4, 8, 8)
+    original, decoded = Autoencoder.decode, []
+
+    def decode(self: Autoencoder, latents: torch.Tensor) -> torch.Tensor:
+        decoded.append(len(latents))
+        return original(self, latents)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Autoencoder, "decode", decode)
+        patch.setattr(sample, "_DECODED_AT_ONCE", 3)
+        assert main([*command, "--images", str(images), "--output", str(output)]) == 0
+    assert decoded == [3, 1]  # fifty thousand images at once would not fit in memory
+    samples = load_file(output)["samples"]
+    assert samples.shape == (4, 4, 8, 8)
     capsys.readouterr()
-    made = [Image.open(file).size for file in images.rglob("*.png")]
-    assert made == [(16, 16)] * 4
+    made = sorted(images.rglob("*.png"), key=lambda file: file.name)
+    shown = np.stack([np.array(Image.open(file)) for file in made])
+    wanted = result.task.pixels(samples).permute(0, 2, 3, 1).numpy()
+    assert abs(shown.astype(int) - wanted).max() <= 1
     for more in ([], ["--split", "train"], ["--dataset", str(images), "--split", "all"]):
         assert main(["eval", str(path), "--json", *more]) == 0
         evaluated = json.loads(capsys.readouterr().out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +23,12 @@ from vision_ttt.tasks import load_model
 
 if TYPE_CHECKING:  # needs diffusers
     from vision_ttt.diffusion.process import Process
+    from vision_ttt.tasks.diffusion.latents import Autoencoder
 
 _NOT_IN_NAMES = re.compile(r"^\.|[/\x00]" if os.name == "posix" else r'^\.|[\x00-\x1f/\\:*?"<>|]')
 """Characters of a class name that could leave or hide its folder, or that the system refuses."""
+
+_DECODED_AT_ONCE = 8  # latents
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
@@ -69,19 +72,21 @@ def run(arguments: jsonargparse.Namespace) -> int:
             output, {"samples": samples, "labels": labels}, json.dumps(_metadata(arguments))
         )
     if pixels_wanted:
-        statistics = metadata.carried["input"]
-        if autoencoder is not None:
-            samples = autoencoder.to(make_accelerator().device).decode(samples)
-            statistics = CENTRED
-        pixels = to_pixels(samples, statistics)
+        statistics = metadata.carried["input"] if autoencoder is None else CENTRED
+        pictures = []
+        for number, sample in enumerate(_decoded(samples, autoencoder)):
+            picture = to_pixels(sample, statistics)
+            if suffix == ".png":
+                pictures.append(picture)
+            if arguments.images is not None:
+                folder = folders[int(labels[number])]
+                path = Path(arguments.images) / folder / f"{number:05d}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(path, to_png(picture))
         if suffix == ".png":
             shown = [metadata.carried["classes"][index] for index in classes]
-            write_bytes(output, to_png(grid(pixels, arguments.per_class, shown)))
+            write_bytes(output, to_png(grid(torch.stack(pictures), arguments.per_class, shown)))
         if arguments.images is not None:
-            for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
-                path = Path(arguments.images) / folders[int(label)] / f"{number:05d}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_bytes(path, to_png(image))
             console.say(f"{arguments.images}: {len(labels)} images")
             for index, folder in folders.items():
                 label = metadata.carried["classes"][index]
@@ -93,6 +98,16 @@ def run(arguments: jsonargparse.Namespace) -> int:
         f" {names}{', …' if len(classes) > 12 else ''}"
     )
     return 0
+
+
+def _decoded(samples: Tensor, autoencoder: Autoencoder | None) -> Iterator[Tensor]:
+    """Samples [C, H, W], latents decoded a few at a time: there may be no memory for all images."""
+    if autoencoder is None:
+        yield from samples
+        return
+    autoencoder.to(make_accelerator().device)
+    for latents in samples.split(_DECODED_AT_ONCE):
+        yield from autoencoder.decode(latents)
 
 
 def _autoencoder(metadata: ModelMetadata, arguments: jsonargparse.Namespace) -> str | None:

@@ -21,7 +21,7 @@ CENTRED = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
 
 
 def to_pixels(samples: Tensor, statistics: Mapping[str, Sequence[float]]) -> Tensor:
-    """Return the pixels [N, 3, H, W] uint8 of samples that are normalised with `statistics`."""
+    """Return the pixels [..., 3, H, W] uint8 of samples that are normalised with `statistics`."""
     return (denormalise(samples, statistics) * 255).round().to(torch.uint8)
 
 
