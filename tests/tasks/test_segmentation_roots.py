@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from torch.utils.data import Dataset
 
@@ -88,6 +89,14 @@ def test_a_registered_root_is_trained_on_and_evaluated(
     assert main(["eval", str(weights), "--dataset", str(scenes), "--json"]) == 0
     assert len(asked) == 2
     assert json.loads(capsys.readouterr().out)["images"] == 5
+
+
+def test_labels_of_a_registered_root_begin_at_0(
+    asked: list, recipe: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = recipes.load(str(recipe(root="rectangles")))
+    config.task.open(config)._warn_of_absent(torch.zeros(len(CLASSES)))
+    assert "the first class is 0" in caplog.text
 
 
 def test_options_of_what_is_not_registered_are_refused(

@@ -184,10 +184,12 @@ class Segmentation(DenseTask):
         """Warn once of classes that no test image has: masks with other labels look like that."""
         absent = [name for name, pixels in zip(self.classes, true, strict=True) if not pixels]
         if absent and not self._warned:
+            data = self.config.data
+            from_1 = data.zero_is_unlabelled and data.root not in ROOTS
             _LOGGER.warning(
                 "the test images have no pixel of %s; check the labels of the masks: the"
                 " first class is %d, and %d stands for no class",
-                *(some(absent), 1 if self.config.data.zero_is_unlabelled else 0, IGNORED),
+                *(some(absent), int(from_1), IGNORED),
             )
         self._warned = True
 
