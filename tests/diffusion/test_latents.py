@@ -16,10 +16,11 @@ from vision_ttt.cli import sample
 from vision_ttt.cli.main import main
 from vision_ttt.data import DatasetError, DatasetSpec, ImageError, open_dataset
 from vision_ttt.engine import ConfigError, train
-from vision_ttt.engine.checkpoint import read_weights, save_weights
+from vision_ttt.engine.checkpoint import ModelMetadata, read_weights, save_weights
 from vision_ttt.errors import UserError
 from vision_ttt.recipes import resolve
 from vision_ttt.tasks import load_model
+from vision_ttt.tasks.diffusion.frechet import measure_frechet
 from vision_ttt.tasks.diffusion.latents import (
     Autoencoder,
     LatentImages,
@@ -223,6 +224,14 @@ def test_frechet_distance(tiny_fields, tmp_path: Path, capsys: pytest.CaptureFix
     assert "does not name its dataset" in capsys.readouterr().err
     assert main(["eval", "vittt_nano_patch4_32.digits", "--fid", str(noise)]) == 2
     assert "--fid requires a diffusion model; the checkpoint's task is" in capsys.readouterr().err
+
+
+def test_no_frechet_distance_to_images_of_an_unknown_size(tmp_path: Path) -> None:
+    carried = {"input": {"input_size": [4, 32, 32]}}  # as of a converted checkpoint
+    metadata = ModelMetadata({"name": "diffusion"}, "dit3_small_patch2_32", {}, carried)
+    options = {"features": None, "changes": {"dataset": "digits"}, "part": "test", "batch_size": 8}
+    with pytest.raises(UserError, match="latents of 4 channels and does not tell the size"):
+        measure_frechet(metadata, tmp_path, **options)
 
 
 @pytest.mark.parametrize(
