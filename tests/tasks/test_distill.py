@@ -286,6 +286,10 @@ def test_two_processes_train_what_one_does(fields: Fields, tmp_path: Path) -> No
         ),
         ({"model": "resnet18", "arguments": {}}, "resnet18: ResNet is not a plain backbone"),
         (
+            {"model": "dit3_nano_patch4_32", "match": "logits", "drop_path": None},
+            "dit3_nano_patch4_32 denoises and classifies nothing; set task to diffusion",
+        ),
+        (
             {"teacher": "vittt_nano_patch4_32.digits", "teacher_weights": None, "match": "logits",
              "teacher_arguments": {}, "teacher_size": None},
             "teacher vittt_nano_patch4_32.digits has 10 classes and the dataset 2",
@@ -294,7 +298,7 @@ def test_two_processes_train_what_one_does(fields: Fields, tmp_path: Path) -> No
 )  # fmt: skip
 def test_teachers_that_do_not_fit(fields: Fields, overrides: dict, told: str) -> None:
     arguments = {"depth": 1, "embed_dim": 32, "num_heads": 1, **overrides.pop("arguments", {})}
-    if overrides.get("model") == "resnet18":
+    if "model" in overrides:
         arguments = {}
     config = resolve(fields(**overrides, arguments=arguments))
     with pytest.raises(ConfigError, match=told):

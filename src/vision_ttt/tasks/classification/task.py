@@ -15,12 +15,11 @@ from timm.data import Mixup
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from vision_ttt.engine.config import ConfigError, TrainConfig
+from vision_ttt.engine.config import TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.evaluation import at_least_one, autocast, rows_of_items
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
-from vision_ttt.models import DiT3
 from vision_ttt.tasks.images.task import ImageTask
 
 
@@ -99,14 +98,6 @@ class Classification(ImageTask):
         self.smoothing = 0.0 if own.mixes_images else own.label_smoothing
         self.distillation = own.self_distillation
         self.distillation_start = own.self_distillation_start
-
-    def check_model(self, model: nn.Module) -> None:
-        """Raise ConfigError where the model denoises instead."""
-        if isinstance(model, DiT3):
-            raise ConfigError(
-                f"model {self.config.model.name} denoises and classifies nothing; set task to"
-                " diffusion"
-            )
 
     def augment(self, batch: Batch) -> Batch:
         """Return the batch with its images mixed in pairs, where mixup or CutMix is on."""

@@ -33,6 +33,7 @@ from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError, MachineSection, TaskSection, TrainConfig
 from vision_ttt.engine.task import Batch, Task
 from vision_ttt.files import same_path
+from vision_ttt.models import DiT3
 from vision_ttt.tasks.images.config import ImageData
 from vision_ttt.tasks.images.models import (
     carried_sequences,
@@ -92,7 +93,12 @@ class ImageTask(Task):
         )
 
     def check_model(self, model: nn.Module) -> None:
-        """Raise ConfigError unless the model is one for this task; by default, any is."""
+        """Raise ConfigError where the model is none for this task: by default, a denoiser."""
+        if isinstance(model, DiT3):
+            raise ConfigError(
+                f"model {self.config.model.name} denoises and classifies nothing; set task to"
+                " diffusion"
+            )
 
     def prepare(self, model: nn.Module) -> None:
         """Set the images as `model` is to see them."""
