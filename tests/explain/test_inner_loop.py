@@ -55,6 +55,20 @@ def test_layers_called_by_keyword(kind):
     assert list(trace_layers(Model(), torch.randn(1, 5, 8))) == ["layer"]
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_model_that_has_run_is_traced(images, in_place):
+    model = nano(depth=1).eval()
+    wanted = trace_layers(model, images)["blocks.0.mixer.ttt"].loss
+    if in_place:
+        model.compile(backend="eager")
+    else:
+        model = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        model(images)
+    (trace,) = trace_layers(model, images).values()
+    assert torch.equal(trace.loss, wanted)
+
+
 def test_the_model_is_released_when_it_fails():
     model = nano()
     with pytest.raises(ValueError, match="images must be"):

@@ -124,7 +124,7 @@ def examine(
     What a layer receives is gone after its ``look``: of all layers only the results are kept.
 
     Args:
-        model: it is not modified.
+        model: it is not modified. A compiled one runs uncompiled.
         images: its input.
         layers: name → module of the model.
         look: called with each layer and the arguments of its forward by their names.
@@ -152,7 +152,8 @@ def examine(
     if not handles:  # the model may need other inputs than images
         return results
     try:
-        with evaluation_mode(model):
+        # A graph that was compiled before calls no hooks.
+        with evaluation_mode(model), torch.compiler.set_stance("force_eager"):
             model(images)
     finally:
         for handle in handles:
