@@ -48,6 +48,17 @@ def test_distances_of_timms_transformer(images):
         token_distances(timm.create_model("resnet18"), images)
 
 
+def test_small_distances_are_exact():
+    """Tokens of an even picture differ by their positions alone, here by very little."""
+    model = small_vit(img_size=32, class_token=False, global_pool="").eval()
+    model.pos_embed.data *= 1e-4
+    images = torch.zeros(1, 3, 32, 32)
+    with torch.no_grad():
+        tokens = model.forward_features(images)
+    wanted = (tokens - tokens.mean(1, keepdim=True)).norm(dim=-1).view(1, 1, 8, 8)
+    assert_close(token_distances(model, images), wanted, 1e-4)
+
+
 @pytest.mark.parametrize("name", ["mambar", "vim", "vittt"])
 @pytest.mark.parametrize("wrap", [for_inference, partial(torch.compile, backend="eager")])
 def test_a_packed_or_compiled_model_has_the_same_distances(images, name, wrap):
