@@ -160,11 +160,12 @@ def test_linear_attention_is_a_special_case():
     assert_close(o, torch.einsum("bhts,bshd->bthd", attention, v), 1e-12)
 
 
-def test_soft_clipping_divides_by_one_plus_the_norm():
+@pytest.mark.parametrize("axes", [(-2,), (0,)])
+def test_soft_clipping_divides_by_one_plus_the_norm(axes):
     model = SimplifiedGLU()
     q, k, v, state, _ = random_problem(model)
     _, plain = Learner(model, mse)(q, k, v, state, return_state=True)
-    learner = Learner(model, mse, clip_axes={"w1": (-2,)})
+    learner = Learner(model, mse, clip_axes={"w1": axes})
     _, clipped = learner(q, k, v, state, return_state=True)
     gradient = state["w1"] - plain["w1"]
     norm = gradient.norm(dim=-2, keepdim=True)

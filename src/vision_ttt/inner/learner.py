@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -274,7 +275,8 @@ class Learner:
         velocities, states = {}, {}
         for name, gradient in gradients.items():
             if self.clip_axes and name in self.clip_axes:
-                gradient = _soft_clip(gradient, self.clip_axes[name])
+                clip = partial(_soft_clip, axes=self.clip_axes[name])
+                gradient = torch.func.vmap(clip)(gradient)
             if velocity:
                 gradient = self.momentum * velocity[name] + gradient
                 velocities[name] = gradient
@@ -292,7 +294,7 @@ class Learner:
 
 
 def _soft_clip(gradient: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """g / (1 + ‖g‖), the norm along negative axes; where g = 0 the derivative is the identity."""
+    """g / (1 + ‖g‖), the norm along some axes; where g = 0 the derivative is the identity."""
     square = gradient.square().sum(axes, keepdim=True)
     zero = square == 0
     norm = torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
