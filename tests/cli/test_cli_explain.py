@@ -164,6 +164,22 @@ def test_norms_of_models_beside_each_other(
     assert "of the last layer's tokens are outliers" in capsys.readouterr().out
 
 
+def test_every_sheet_has_a_file_of_its_own(
+    checkpoint: str, tmp_path: Path, drawn: dict[str, Figure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vision_ttt.cli.explained.maps.PAGE", 2)
+    command = ["explain", "norms", checkpoint, checkpoint, DIGITS]
+    assert main([*command, "--output", str(tmp_path / "pages")]) == 0
+    sheets = {"norms-small", "norms-small-page-2", "norms-small-2", "norms-small-2-page-2"}
+    assert set(drawn) == {"norms", *sheets}
+    drawn.clear()
+    assert (
+        main([*command[:-1], "sample:digit-1", "--names", "A", "A+", "--output", str(tmp_path)])
+        == 0
+    )
+    assert set(drawn) == {"norms", "norms-A", "norms-A-2"}
+
+
 def test_several_models_lose_in_one_figure(
     checkpoint: str, tmp_path: Path, drawn: dict[str, Figure]
 ) -> None:

@@ -62,10 +62,10 @@ def run(arguments: jsonargparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         saved = save_arrays(folder, arguments.what, arrays)
         bar = progress.add_task("drawing", total=None)
-        drawn = []
+        drawn: list[str] = []
         for name, figure in kind.figures(found):
-            save_figure(figure, folder, name)
-            drawn.append(name)
+            drawn = _distinct([*drawn, name])  # models' names may differ in signs alone
+            save_figure(figure, folder, drawn[-1])
             progress.advance(bar)
     for line in kind.lines(found):
         console.say(line)

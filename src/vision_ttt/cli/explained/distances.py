@@ -39,4 +39,5 @@ class Distances(Kind):
             for number, start in enumerate(range(0, len(names), PAGE), start=1):
                 page = slice(start, start + PAGE)
                 figure = distance_sheet(pictures[page], distances[page], names[page])
-                yield file_name(self.what, model, *(() if number == 1 else (str(number),))), figure
+                last = () if number == 1 else (f"page-{number}",)
+                yield file_name(self.what, model, *last), figure

@@ -178,7 +178,7 @@ class Norms(Kind):
                     figure = norm_map_sheet(
                         pictures[page], norms[page], names[page], absolute=absolute
                     )
-                    last = () if number == 1 else (str(number),)
+                    last = () if number == 1 else (f"page-{number}",)
                     yield file_name(self.what, *own, *last), figure
 
     def lines(self, found: Mapping[str, Any]) -> Iterator[str]:
