@@ -180,6 +180,27 @@ def test_every_sheet_has_a_file_of_its_own(
     assert set(drawn) == {"norms", "norms-A", "norms-A-2"}
 
 
+@pytest.mark.parametrize(
+    ("what", "value", "told"),
+    [
+        ("norms", 0.0, "with a median above 0 in every image and layer; the model's weights may"),
+        ("fast-weights", float("nan"), "input matrix contained non-finite values"),
+    ],
+)
+def test_a_damaged_model_is_one_line(
+    checkpoint: str, tmp_path: Path, what: str, value: float, told: str, capsys: Said
+) -> None:
+    weights, metadata = read_weights(Path(checkpoint))
+    damaged = {name: torch.full_like(x, value) for name, x in weights.items()}
+    path = tmp_path / "damaged.safetensors"
+    save_weights(path, damaged, metadata)
+    assert main(["explain", what, str(path), DIGITS, "--output", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_several_models_lose_in_one_figure(
     checkpoint: str, tmp_path: Path, drawn: dict[str, Figure]
 ) -> None:

@@ -88,7 +88,8 @@ def _looked_at(kind: Kind, subject: Subject, batch: Batch, former: Sequence[Part
             )
     try:
         return batch._replace(images=batch.images.cpu()), kind.look(subject, batch.images)
-    except (TypeError, ValueError) as error:  # the model has no such thing, or the sizes do not fit
+    # The model has no such thing, the sizes do not fit, or what it computes is not finite.
+    except (TypeError, ValueError, torch.linalg.LinAlgError) as error:
         raise UserError(f"{subject.name}: {error}") from error
 
 

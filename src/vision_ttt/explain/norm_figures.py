@@ -54,7 +54,7 @@ def norm_map_sheet(
     count = norms.shape[1]
     # All of few layers, or six from the first to the last.
     shown = sorted({round(place) for place in np.linspace(0, count - 1, min(count, 6))})
-    relative = _over_median(norms)[:, shown].numpy()
+    relative = over_median(norms)[:, shown].numpy()
     drawn_norms = norms.detach().float().cpu()[:, shown].numpy() if absolute else relative
     pictures = images.detach().float().clamp(0, 1).expand(-1, 3, -1, -1).permute(0, 2, 3, 1).cpu()
 
@@ -104,7 +104,7 @@ def norm_distributions(norms: Mapping[str, Tensor]) -> Figure:
     if not norms:
         raise ValueError("there must be norms of at least one model, got none")
     found = [
-        (name, _over_median(own), outlier_share(own.detach().float().cpu()).mean(0))
+        (name, over_median(own), outlier_share(own.detach().float().cpu()).mean(0))
         for name, own in norms.items()
     ]
     figure = Figure(figsize=(12.6, 3.6), layout="constrained")
@@ -139,7 +139,7 @@ def norm_distributions(norms: Mapping[str, Tensor]) -> Figure:
     return figure
 
 
-def _over_median(norms: Tensor) -> Tensor:
+def over_median(norms: Tensor) -> Tensor:
     """Norms over the median of their image and layer [B, layers, h, w], float32 on the CPU.
 
     Raises:

@@ -34,7 +34,7 @@ from vision_ttt.explain.artefact_figures import norm_histograms
 from vision_ttt.explain.feature_maps import token_step
 from vision_ttt.explain.field_figures import radial_profiles, receptive_field_sheet
 from vision_ttt.explain.map_figures import PictureMap, head_sheet, layer_sheet, model_sheet
-from vision_ttt.explain.norm_figures import norm_distributions, norm_map_sheet
+from vision_ttt.explain.norm_figures import norm_distributions, norm_map_sheet, over_median
 
 
 class GradientMap(Kind):
@@ -161,6 +161,7 @@ class Norms(Kind):
         arrays = {}
         for model, (names, _, stages) in found.items():
             for stage, norms in enumerate(stages, start=1):
+                over_median(norms)  # figures are of norms with a median above 0
                 key = "norms" if len(stages) == 1 else f"norms_stage_{stage}"
                 for name, own in zip(names, norms, strict=True):
                     arrays[f"{model}/{name}/{key}"] = own
