@@ -23,7 +23,8 @@ class FastWeights(NamedTuple):
 
     - ``drift`` [heads, M + 1]: ‖ΔW‖_F / ‖W₀‖_F; the first is 0.
     - ``effective_rank`` [heads, M + 1]: exp(−Σ p_i ln p_i) with p the singular values of ΔW over
-      their sum (Roy and Vetterli, 2007), from 1 to the width of the head; 0 where ΔW is 0.
+      their sum (Roy and Vetterli, 2007), from 1 to the width of the head, twice the width with two
+      layers; 0 where ΔW is 0.
     - ``rates`` [heads, T]: η_t, which multiplies the token's gradient before the position scale.
 
     A two-layer inner model counts as one block-diagonal matrix of both its weights. Biases are left
