@@ -207,6 +207,14 @@ def test_stages_of_one_grid_are_told_apart() -> None:
     assert all(layer.norms.shape == layer.gradient.shape for layer in layers)
 
 
+def test_tokens_may_reach_beyond_a_picture() -> None:
+    model = nano_h_vit3().eval()
+    around = SimpleNamespace(model=model, around=model)
+    layers = _layers(around, torch.zeros(1, 3, 28, 20), None)
+    covered = {(*layer.norms.shape, *layer.step) for layer in layers}
+    assert covered == {(7, 5, 4, 4), (4, 3, 8, 8), (2, 2, 16, 16), (1, 1, 32, 32)}
+
+
 def test_checkpoints_of_one_stem_have_names_of_their_own() -> None:
     paths = [Path("runs/a.1"), Path("runs/a.2"), Path("runs/b.safetensors")]
     assert _short_names(paths) == ["runs/a.1", "runs/a.2", "runs/b"]

@@ -55,6 +55,9 @@ def test_a_map_lies_over_the_picture() -> None:
     above = np.asarray(drawn.convert("L"))[: drawn.height // 2]
     left, right = np.array_split(above, 2, axis=1)
     assert right.mean() > left.mean() + 30
+    beyond = heat_map(picture, values, "‖G‖", (10, 12))  # 72 columns: brightness begins later
+    middle = drawn.width // 2, drawn.height // 3
+    assert beyond.convert("L").getpixel(middle) < drawn.convert("L").getpixel(middle) - 30
     for size in ((2048, 16), (16, 2048)):
         assert max(heat_map(Image.new("RGB", size), values, "‖G‖").size) < 1200
 

@@ -267,11 +267,11 @@ def _moved(seen: Explanation | None, layer: float) -> list[Any]:
 def _drawn(seen: Explanation, layer: int) -> list[gr.Image]:
     """Gradient map, norms and losses of a layer, from 1."""
     at = seen.layers[layer - 1]
-    pictures = [
-        None if at.gradient is None else heat_map(seen.seen, at.gradient, "‖G‖ of each token"),
-        None if at.norms is None else heat_map(seen.seen, at.norms, "‖x‖₂ of each token"),
-        None if at.losses is None else loss_curves(at.losses, at.title),
+    maps = [
+        None if values is None else heat_map(seen.seen, values, f"{what} of each token", at.step)
+        for values, what in ((at.gradient, "‖G‖"), (at.norms, "‖x‖₂"))
     ]
+    losses = None if at.losses is None else loss_curves(at.losses, at.title)
     return [
         gr.Image(
             picture,
@@ -279,7 +279,7 @@ def _drawn(seen: Explanation, layer: int) -> list[gr.Image]:
             alt_text=f"{name} of {at.title}",
             visible=picture is not None,
         )
-        for picture, name in zip(pictures, _NAMES.values(), strict=True)
+        for picture, name in zip([*maps, losses], _NAMES.values(), strict=True)
     ]
 
 

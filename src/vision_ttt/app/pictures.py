@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Sequence
+from operator import mul
 
 from matplotlib.figure import Figure
 from PIL import Image
@@ -30,23 +32,29 @@ def enlarged(picture: Image.Image) -> Image.Image:
     return picture.resize(size, Image.Resampling.NEAREST)
 
 
-def heat_map(picture: Image.Image, values: Tensor, label: str) -> Image.Image:
+def heat_map(
+    picture: Image.Image, values: Tensor, label: str, step: Sequence[int] | None = None
+) -> Image.Image:
     """Return a map over a picture in grey, with a colour bar from its least to its largest value.
 
     Args:
         picture: RGB.
-        values: [h, w] on the token grid, whose cells cover the picture evenly.
+        values: [h, w] on the token grid.
         label: of the colour bar, with the unit.
+        step: rows and columns of pixels from token to token, whose last one may reach beyond the
+            picture. None for tokens that cover it evenly.
     """
     width, height = picture.size
     extent = (0, width, height, 0)
+    rows, columns = (0, 0) if step is None else map(mul, step, values.shape)
+    covered = (0, max(columns, width), max(rows, height), 0)
     scale = min(_WIDTH / width, _HEIGHT / height)
     size = (max(scale * width, _WIDTH / 2), scale * height + 0.7)  # the bar needs room
     figure = Figure(figsize=size, layout="constrained")
     axis = figure.subplots()
     axis.imshow(picture.convert("L"), cmap="gray", vmin=0, vmax=255, extent=extent)
     heat = axis.imshow(
-        values.numpy(), cmap=HEAT, extent=extent, interpolation="bilinear", alpha=0.75
+        values.numpy(), cmap=HEAT, extent=covered, interpolation="bilinear", alpha=0.75
     )
     axis.set(xlim=(0, width), ylim=(height, 0))
     axis.axis("off")

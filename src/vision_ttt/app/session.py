@@ -19,6 +19,7 @@ from vision_ttt.explain import (
     inner_loss_course,
     stage_norms,
 )
+from vision_ttt.explain.feature_maps import token_step
 from vision_ttt.explain.gradient_maps import ONE_STEP
 from vision_ttt.shown_text import shown
 from vision_ttt.tasks.images.backbones import ImageBackbone
@@ -36,6 +37,8 @@ class Layer:
     """‖x_t‖₂ [h, w] of the tokens after the block, or after its stage."""
     losses: LossCourse | None = None
     """Of its inner learners, along the scan."""
+    step: tuple[int, int] | None = None
+    """Rows and columns of pixels from token to token, None where the model does not say."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,14 @@ def _layers(backbone: ImageBackbone, images: Tensor, state: str | None) -> list[
     """The blocks of a backbone on images [1, 3, H, W], or its stages where these alone are seen."""
     grids = stage_norms(backbone.model, images)
     norms = [each for grid in grids for each in grid[0].cpu()]
+    steps = [token_step(backbone.model, images, tuple(x.shape)) for x in norms]
     mixers = gradient_layers(backbone.around)
     if not mixers:
         kind = "block" if len(grids) == 1 else "stage"
-        return [Layer(f"{kind} {n} of {len(norms)}", norms=x) for n, x in enumerate(norms, start=1)]
+        return [
+            Layer(f"{kind} {n} of {len(norms)}", norms=x, step=step)
+            for n, (x, step) in enumerate(zip(norms, steps, strict=True), start=1)
+        ]
     if any(isinstance(mixer, ONE_STEP) for mixer in mixers.values()):
         state = None  # there is one only
     courses = inner_loss_course(backbone.around, images)
@@ -116,12 +123,14 @@ def _layers(backbone: ImageBackbone, images: Tensor, state: str | None) -> list[
         found = gradient_magnitude(backbone.around, images, state=state, layers=indices)
         for n, (name, gradient) in enumerate(zip(names, found[0].mean(1).cpu(), strict=True)):
             title = f"block {n + 1} of {len(names)}"
+            at = indices[n] if len(norms) == len(mixers) else number
             layers.append(
                 Layer(
                     title if len(stages) == 1 else f"stage {number + 1}, {title}",
                     gradient=gradient,
-                    norms=norms[indices[n] if len(norms) == len(mixers) else number],
-                    losses=next((c for at, c in courses.items() if at.startswith(name)), None),
+                    norms=norms[at],
+                    losses=next((x for own, x in courses.items() if own.startswith(name)), None),
+                    step=steps[at],
                 )
             )
     return layers
