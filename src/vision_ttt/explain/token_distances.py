@@ -13,9 +13,10 @@ from vision_ttt.models.evaluation_mode import evaluation_mode
 def token_distances(model: nn.Module, images: Tensor) -> Tensor:
     """‖x_t − g_i‖₂ of every image token to every global one (Mamba-Reg, Figs. 1 and 6).
 
-    Both are after the final norm. Global tokens are the class tokens or registers, in the order of
-    the sequence; of a model without any it is the mean of the image tokens. In Fig. 1 a token of
-    the background as near as the object's is an artefact; in Fig. 6 each register has a map.
+    Both are after the final norm, or before it in a ViT of timm that pools first. Global tokens are
+    the class tokens or registers, in the order of the sequence; of a model without any it is the
+    mean of the image tokens. In Fig. 1 a token of the background as near as the object's is an
+    artefact; in Fig. 6 each register has a map.
 
     Args:
         model: a plain backbone of this package, also compiled or of ``for_inference``, or timm's
