@@ -327,6 +327,7 @@ def test_whole_pictures_of_any_proportions(
         ("norms", ["vittt_nano_patch4_32", DIGITS, "--random"], "--random is for checkpoints"),
         ("norms", ["OURS"] * 9 + [DIGITS], "9 models are given; a figure shows at most 8"),
         ("norms", ["OURS"] * 8 + [DIGITS, "--random"], "which makes more than 8 models"),
+        ("norms", ["OURS"] * 7 + ["test_vit", DIGITS, "--random"], "more than 8 models"),
         ("norms", ["OURS", DIGITS, "--shorter-side", "0"], "--shorter-side is 0"),
         ("gradient-map", ["OURS", DIGITS, "--fraction", "1.5"], "--fraction is 1.5"),
         ("gradient-map", ["OURS", DIGITS, "--last-layers", "3"], "--last-layers is 3; small has 2"),

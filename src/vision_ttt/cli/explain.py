@@ -191,11 +191,11 @@ def _subjects(models: Sequence[str], arguments: jsonargparse.Namespace) -> list[
             subjects.append(Subject(f"{name} untrained", backbone, before))
         backbone = _backbone(model, metadata, arguments.shorter_side)
         subjects.append(Subject(name, backbone, metadata))
-        if len(subjects) > MOST_MODELS:
-            raise UserError(
-                f"--random adds a model for each checkpoint, which makes more than {MOST_MODELS}"
-                " models; a figure shows at most that many"
-            )
+    if len(subjects) > MOST_MODELS:
+        raise UserError(
+            f"--random adds a model for each checkpoint, which makes more than {MOST_MODELS}"
+            " models; a figure shows at most that many"
+        )
     distinct = _distinct(subject.name for subject in subjects)
     return [each._replace(name=name) for each, name in zip(subjects, distinct, strict=True)]
 
