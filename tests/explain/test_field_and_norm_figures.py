@@ -1,5 +1,6 @@
 """Figures of receptive fields and of token norms."""
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.patches import Circle
@@ -66,13 +67,16 @@ def norms_with_an_outlier():
 
 
 def test_norm_maps_frame_outliers_in_one_scale():
-    figure = norm_map_sheet(torch.rand(2, 3, 16, 16), norms_with_an_outlier(), ["a", "b"])
+    norms = norms_with_an_outlier()
+    norms[1, 8, 0, 0] = 20
+    figure = norm_map_sheet(torch.rand(2, 3, 16, 16), norms, ["a", "b"])
     pictures = [axis for axis in figure.axes if axis.images]
     names = [axis.get_title() for axis in pictures[:7]]
     assert names == ["image", *(f"layer {layer}" for layer in (1, 3, 4, 6, 7, 9))]
     maps = [axis for index, axis in enumerate(pictures) if index % 7]
     assert len({axis.images[0].norm.vmax for axis in maps}) == 1
-    assert [len(axis.lines) for axis in maps] == [0] * 11 + [1]
+    assert [len(axis.lines) for axis in maps] == [0] * 11 + [1]  # of both, however many they are
+    assert np.nanmax(maps[-1].lines[0].get_xydata(), axis=0).tolist() == [3.5, 2.5]
     assert maps[-1].images[0].get_array()[2, 3] == 10
     grey = norm_map_sheet(torch.rand(1, 1, 8, 8), norms_with_an_outlier()[1:])
     assert png_bytes(grey).startswith(PNG)

@@ -164,8 +164,9 @@ def _label(axis: Axis) -> None:
 
 
 def _frame(axis: Axes, marked: np.ndarray) -> None:
-    """Draw a line around each marked token."""
-    for row, column in zip(*np.nonzero(marked), strict=True):
-        left, right, top, bottom = column - 0.5, column + 0.5, row - 0.5, row + 0.5
-        xs, ys = (left, right, right, left, left), (top, top, bottom, bottom, top)
-        axis.plot(xs, ys, color=MARK, lw=0.8)
+    """Draw a line around each marked token, all as one with gaps: many lines take minutes."""
+    rows, columns = np.nonzero(marked)
+    if len(rows):
+        xs = columns[:, None] + (-0.5, 0.5, 0.5, -0.5, -0.5, np.nan)
+        ys = rows[:, None] + (-0.5, -0.5, 0.5, 0.5, -0.5, np.nan)
+        axis.plot(xs.ravel(), ys.ravel(), color=MARK, lw=0.8)
