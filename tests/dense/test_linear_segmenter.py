@@ -68,7 +68,7 @@ def test_nothing_is_added_to_the_backbone_but_the_layer():
 
 
 def test_what_a_segmenter_of_tokens_refuses():
-    with pytest.raises(DenseModelError, match="'channels'; nearest: maps"):
+    with pytest.raises(DenseModelError, match="'channels'; accepted: maps, tokens"):
         build_segmenter(
             "vim_nano_patch4_32", num_classes=5, dense={"maps": "tokens", "channels": 9}
         )

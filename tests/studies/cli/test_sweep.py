@@ -178,7 +178,7 @@ def test_a_csv_file_without_results_is_told(tiny, tmp_path, capsys):
 def test_an_unknown_panel_is_refused_before_anything_is_trained(tiny, tmp_path, capsys):
     output = tmp_path / "runs"
     assert main(["sweep", "tiny", "--panels", "al", "--output", str(output)]) == 2
-    assert "no panel 'al'; nearest: A tiny panel" in capsys.readouterr().err
+    assert "no panel 'al'; accepted: A tiny panel" in capsys.readouterr().err
     assert not output.exists()
 
 

@@ -34,7 +34,7 @@ def test_a_sweep_of_some_panels_has_their_rows():
     own = ABLATION.only([ABLATION.panels[0].title])
     assert own.panels == ABLATION.panels[:1]
     assert {row.name for row in own.rows} == set(ABLATION.panels[0].rows.values())
-    with pytest.raises(UserError, match="has no panel 'Table 9'; nearest: Fig"):
+    with pytest.raises(UserError, match="has no panel 'Table 9'; accepted: Fig"):
         ABLATION.only(["Table 9"])
     tiles = SWEEPS["letters-tiles"]  # whose rows start from those of its last panel
     with pytest.raises(UserError, match="takes its length or weights from other rows"):
