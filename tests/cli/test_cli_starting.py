@@ -115,21 +115,18 @@ def test_refusals_are_one_line(seen: list) -> None:
         assert told.count("\n") == 1, argv
 
 
-def test_importing_the_package_registers_its_models() -> None:
-    """As while `python -m other.module` imports its package `other`, which imports ours."""
-    code = (
+@pytest.mark.parametrize(
+    "code",
+    [
+        # As while `python -m other.module` imports its package `other`, which imports ours.
         "import sys; sys.argv[0] = '-m'; import vision_ttt\n"
-        "assert sys.modules['timm'].is_model('vittt_tiny_patch16_224')"
-    )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-
-
-def test_packages_are_imported_when_they_are_named() -> None:
-    code = (
+        "assert sys.modules['timm'].is_model('vittt_tiny_patch16_224')",
         "import vision_ttt as v\n"
-        "print(v.recipes.load, v.language.TTTForCausalLM, v.data.Digits, v.diffusion.sample)"
-    )
+        "print(v.recipes.load, v.language.TTTForCausalLM, v.data.Digits, v.diffusion.sample)",
+    ],
+    ids=["models", "packages"],
+)
+def test_importing_the_package_is_enough(code: str) -> None:
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
 

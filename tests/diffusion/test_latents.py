@@ -230,7 +230,7 @@ def test_no_frechet_distance_to_images_of_an_unknown_size(tmp_path: Path) -> Non
     carried = {"input": {"input_size": [4, 32, 32]}}  # as of a converted checkpoint
     metadata = ModelMetadata({"name": "diffusion"}, "dit3_small_patch2_32", {}, carried)
     options = {"features": None, "changes": {"dataset": "digits"}, "part": "test", "batch_size": 8}
-    with pytest.raises(UserError, match="latents of 4 channels and does not tell the size"):
+    with pytest.raises(UserError, match="latents of 4 channels and does not record the size"):
         measure_frechet(metadata, tmp_path, **options)
 
 

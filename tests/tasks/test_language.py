@@ -169,7 +169,7 @@ def test_positions_lie_in_bands_and_octaves() -> None:
 
 
 def test_models_are_refused_by_what_is_wrong(make_config: Fields) -> None:
-    with pytest.raises(ConfigError, match=r"unknown language model 'lama' .*; nearest: llama"):
+    with pytest.raises(ConfigError, match=r"unknown language model 'lama', .*; nearest: llama"):
         build_language_model("lama", {})
     with pytest.raises(ConfigError, match="no argument 'hiden_size'; nearest: hidden_size"):
         build_language_model("llama", {"hiden_size": 32})

@@ -120,7 +120,7 @@ def test_its_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match="accepted: a number of bytes, or of B, KiB"):
         WholePictures(model, memory="2 pounds")
     with pytest.raises(TypeError, match=r"memory is 2\.5"):
-        WholePictures(model, memory=2.5)  # type: ignore[arg-type]
+        WholePictures(model, memory=2.5)
     with pytest.raises(ValueError, match=r"storage is torch\.float16"):
         WholePictures(model, storage=torch.float16)
     sizes = [WholePictures(model, memory=size).memory for size in ("1.5 GB", "2GiB", 4096)]
@@ -147,7 +147,7 @@ def test_pictures_are_checked() -> None:
     with pytest.raises(ValueError, match=r"must be \[C, H, W\], got \[1, 3, 40, 40\]"):
         whole.logits(torch.zeros(1, 3, 40, 40))
     with pytest.raises(TypeError, match=r"is a NumPy array; give ArrayPicture"):
-        whole.logits(np.zeros((40, 40, 3), np.uint8))  # type: ignore[arg-type]
+        whole.logits(np.zeros((40, 40, 3), np.uint8))
     with pytest.raises(TypeError, match=r"labels\(\) is for a LinearSegmenter"):
         next(whole.labels(torch.zeros(3, 40, 40)))
 

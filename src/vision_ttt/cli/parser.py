@@ -107,11 +107,11 @@ class CommandParser(jsonargparse.ArgumentParser):
     def _explained(self, error: argparse.ArgumentError, argv: Sequence[str]) -> str:
         """What the parsers say, in one line, with our names of flags and types."""
         text = " ".join(str(error).split())
-        surplus = text.removeprefix("unrecognized arguments: ")
         for flag, value in itertools.pairwise(argv):
-            # A word behind a switch may be a positional argument, as in --json x.png.
+            # A word behind a switch is its value only where no positional argument takes it.
             action = self._option_string_actions.get(self._declared(flag))
-            if surplus != text and surplus.startswith(value) and _is_switch(action, value):
+            unread = f"{text} ".startswith(f"unrecognized arguments: {value} ")
+            if unread and _is_switch(action, value):
                 return f"{_called(action)} is {value!r}; it must be {_words(action._typehint)}"
         refused = _REFUSED.match(text)
         if refused is not None:

@@ -144,9 +144,7 @@ def _open(spec: DatasetSpec) -> ImageSplits:
     prefix, slash, _ = spec.dataset.partition("/")
     if slash and prefix.lower() in ("hfds", "hfids", "tfds", "wds", "torch"):
         return _open_timm(spec)
-    raise FileNotFoundError(
-        2, f"No such dataset; accepted as dataset: {ACCEPTED}; got", spec.dataset
-    )
+    raise FileNotFoundError(2, f"No such dataset; accepted: {ACCEPTED}; got", spec.dataset)
 
 
 def _refuse_fields(spec: DatasetSpec, place: str, *names: str) -> None:

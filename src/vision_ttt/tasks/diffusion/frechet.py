@@ -76,14 +76,14 @@ def measure_frechet(
         frechet_distance, made and real (numbers of images), features.
 
     Raises:
-        UserError: images or features are missing, or an image does not decode; the model makes
-            latents of images whose size the checkpoint does not tell, as a converted one does.
+        UserError: images or features are missing, an image does not decode, or the model makes
+            latents and the checkpoint, such as a converted one, does not record their images' size.
     """
     channels = metadata.carried["input"]["input_size"][0]
     if channels != 3 and metadata.task.get("autoencoder") is None:
         raise UserError(
-            f"the checkpoint makes latents of {channels} channels and does not tell the size of"
-            " their images, to which those of the data would be cropped"
+            f"the checkpoint makes latents of {channels} channels and does not record the size of"
+            " their images, to which the images of the data must be cropped"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     metric = _metric(features).to(device)

@@ -109,7 +109,7 @@ def _config_class(name: str) -> type[PreTrainedConfig]:
     if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         known = {OWN, *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
         raise ConfigError(
-            f"unknown language model {name!r} among transformers' model types;"
+            f"unknown language model {name!r}, which must be a model type of transformers;"
             f" {suggestions(name, known)}"
         )
     return CONFIG_MAPPING[name]
