@@ -14,15 +14,15 @@ from rich.text import Text
 from vision_ttt.shown_text import shown
 
 BROKEN_PIPE = 141
-"""Exit code, 128 + SIGPIPE: who was reading has gone."""
+"""Exit code, 128 + SIGPIPE: the reader of the output has closed it."""
 
 
 class SafeConsole(Console):
     """rich's console, which shows the control characters of what it prints, by `shown`."""
 
     def on_broken_pipe(self) -> None:
-        """End the process, as `BROKEN_PIPE` says; rich would end it with 1, as failures do."""
-        # Python flushes once more at its end, and would complain.
+        """End the process with `BROKEN_PIPE`; rich's own method ends it with 1, as failures do."""
+        # Python flushes once more at its end, which would fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(BROKEN_PIPE)
 

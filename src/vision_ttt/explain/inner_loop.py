@@ -152,7 +152,7 @@ def examine(
     if not handles:  # the model may need other inputs than images
         return results
     try:
-        # A graph that was compiled before calls no hooks.
+        # A graph compiled earlier calls no hooks.
         with evaluation_mode(model), torch.compiler.set_stance("force_eager"):
             model(images)
     finally:

@@ -45,7 +45,7 @@ def token_distances(model: nn.Module, images: Tensor) -> Tensor:
             )
     grid, _ = token_grid(model, images)
     others = tokens.mean(1, keepdim=True) if others is None else others
-    # Not by products, whose rounding is larger than a small distance.
+    # By default matrix products are used, whose rounding exceeds small distances.
     exact = "donot_use_mm_for_euclid_dist"
     distances = torch.cdist(others.float(), tokens.float(), compute_mode=exact)  # [B, n, T]
     return distances.unflatten(2, grid)

@@ -161,7 +161,7 @@ class Norms(Kind):
         arrays = {}
         for model, (names, _, stages) in found.items():
             for stage, norms in enumerate(stages, start=1):
-                over_median(norms)  # figures are of norms with a median above 0
+                over_median(norms)  # raises before anything is written
                 key = "norms" if len(stages) == 1 else f"norms_stage_{stage}"
                 for name, own in zip(names, norms, strict=True):
                     arrays[f"{model}/{name}/{key}"] = own

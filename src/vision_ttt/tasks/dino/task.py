@@ -106,7 +106,7 @@ class Dino(ImageTask):
         heat = self.teacher_temperature(moment.done)
         loss = criterion(wanted.unbind(1), outputs.unbind(1), heat)
         criterion.move_center(wanted[:count].flatten(0, 1))
-        # What is evaluated and saved has the same center, and not an average of it.
+        # The averaged model, which is evaluated and saved, has this center, not an average of it.
         moment.average.criterion.center.copy_(criterion.center)
         return loss * count, count
 
