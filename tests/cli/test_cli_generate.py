@@ -132,6 +132,7 @@ def test_weights_that_do_not_fit_are_no_model(tmp_path: Path, capsys: Said) -> N
         (["last.safetensors", "--max-new-tokens", "0"], "--max-new-tokens is 0; it must be"),
         (["last.safetensors", "--temperature", "-1"], "--temperature is -1.0; it must be at"),
         (["last.safetensors", "--tokenizer", "byte"], "tokenizer is 'byte'; it must be 'bytes'"),
+        (["last.safetensors", "--device", "tpu9"], "device 'tpu9' cannot be used"),
         (["nan.safetensors"], "the model predicts NaN or infinity: its weights are damaged"),
         (["nan.safetensors", "--temperature", "0"], "the model predicts NaN"),
     ],

@@ -167,6 +167,7 @@ def test_latents_are_numbers(tmp_path: Path, capsys: Said) -> None:
         (["--sampler", "euler"], "sampler is 'euler'; accepted: ddim, ddpm"),
         (["--output", "a.jpg"], "a.jpg must be a .png or .safetensors file"),
         (["--output", "absent/a.png"], "the folder absent does not exist"),
+        (["--device", "tpu9"], "device 'tpu9' cannot be used"),
         (["--checkpoint", "absent.safetensors"], "absent.safetensors"),
         (["--per_clas", "1"], "unknown flag --per_clas; nearest: --per-class"),
     ],

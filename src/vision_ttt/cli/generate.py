@@ -8,8 +8,8 @@ from pathlib import Path
 
 import jsonargparse
 
+from vision_ttt.cli.device import find_device
 from vision_ttt.cli.plain_console import plain_console
-from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.errors import UserError
 from vision_ttt.extras import require
 from vision_ttt.shown_text import shown
@@ -24,7 +24,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     from vision_ttt.tasks.language.pretrained import load_pretrained
     from vision_ttt.tasks.language.tokenizers import open_tokenizer
 
-    path = Path(arguments.checkpoint)
+    path, device = Path(arguments.checkpoint), find_device(arguments.device)
     if path.is_dir():
         if arguments.tokenizer is None and not any(path.glob("tokenizer*")):
             raise UserError(f"{path} holds no tokenizer; name one by --tokenizer, such as bytes")
@@ -40,7 +40,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         )
     _write(arguments.prompt)
     generate(
-        model.to(make_accelerator().device),
+        model.to(device),
         tokenizer,
         arguments.prompt,
         max_new_tokens=arguments.max_new_tokens,

@@ -13,9 +13,9 @@ import jsonargparse
 import torch
 from torch import Tensor
 
+from vision_ttt.cli.device import find_device
 from vision_ttt.cli.plain_console import plain_console, progress_on
 from vision_ttt.engine import ModelMetadata
-from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.engine.tensor_files import write_tensors
 from vision_ttt.errors import DamagedModel, UserError, some, suggestions
 from vision_ttt.files import write_bytes
@@ -38,7 +38,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     from vision_ttt.diffusion.sampling import default_steps
     from vision_ttt.tasks.diffusion.pictures import CENTRED, grid, to_pixels, to_png
 
-    output = Path(arguments.output)
+    output, device = Path(arguments.output), find_device(arguments.device)
     suffix = output.suffix.lower()
     model, metadata = load_model(arguments.checkpoint, task="diffusion")
     pixels_wanted = suffix == ".png" or arguments.images is not None
@@ -46,7 +46,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     if pixels_wanted and name is not None:
         from vision_ttt.tasks.diffusion.latents import Autoencoder
 
-        autoencoder = Autoencoder(name)
+        autoencoder = Autoencoder(name).to(device)
         if autoencoder.channels != model.in_channels:
             raise UserError(
                 f"the autoencoder's latents have {autoencoder.channels} channels, those of"
@@ -63,7 +63,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     process = make_process(**metadata.carried["process"])
     if arguments.steps is None:
         arguments.steps = default_steps(process)
-    samples = _generate(model, metadata, process, labels, arguments)
+    samples = _generate(model.to(device), metadata, process, labels, arguments)
     if not torch.isfinite(samples).all():
         raise DamagedModel(f"{arguments.checkpoint} makes NaN: its weights are damaged")
     console = plain_console()
@@ -105,7 +105,6 @@ def _decoded(samples: Tensor, autoencoder: Autoencoder | None) -> Iterator[Tenso
     if autoencoder is None:
         yield from samples
         return
-    autoencoder.to(make_accelerator().device)
     for latents in samples.split(_DECODED_AT_ONCE):
         yield from autoencoder.decode(latents)
 
@@ -162,7 +161,6 @@ def _generate(
 ) -> Tensor:
     from vision_ttt.diffusion import sample
 
-    device = make_accelerator().device
     channels, *size = metadata.carried["input"]["input_size"]
     with progress_on(plain_console(stderr=True)) as progress:
         bar = progress.add_task(
@@ -170,7 +168,7 @@ def _generate(
         )
         try:
             return sample(
-                model.to(device),
+                model,
                 process,
                 labels,
                 size=tuple(size),

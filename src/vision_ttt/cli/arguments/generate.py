@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jsonargparse
 
+from vision_ttt.cli.arguments.inference import DeviceFlag
 from vision_ttt.cli.checks import check_input_file, check_readable
 from vision_ttt.cli.parser import CommandParser, within
 from vision_ttt.errors import UserError
@@ -49,6 +50,7 @@ def add_arguments(parser: CommandParser) -> None:
         help="path of a language model's last.safetensors, or a folder of transformers",
     )
     parser.add_fields(_Flags)
+    parser.add_fields(DeviceFlag)
 
 
 def check(arguments: jsonargparse.Namespace) -> None:

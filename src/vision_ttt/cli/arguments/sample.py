@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jsonargparse
 
+from vision_ttt.cli.arguments.inference import DeviceFlag
 from vision_ttt.cli.checks import (
     LARGEST_BATCH,
     check_input_file,
@@ -68,6 +69,7 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare the flags."""
     parser.epilog = _EPILOG
     parser.add_fields(_Flags)
+    parser.add_fields(DeviceFlag)
 
 
 def check(arguments: jsonargparse.Namespace) -> None:
