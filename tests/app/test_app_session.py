@@ -132,7 +132,7 @@ def test_a_segmenter_draws_what_it_finds(segmenter: Path, pictures: Pictures) ->
     assert len(seen.layers) == 4
     width, height = seen.seen.size
     assert seen.layers[0].gradient.shape == (height // 4, width // 4)
-    assert "by itself" in seen.notes[0]
+    assert "the backbone alone" in seen.notes[0]
 
 
 def test_models_are_loaded_once_and_the_longest_unused_dropped(
