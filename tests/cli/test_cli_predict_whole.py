@@ -192,6 +192,7 @@ def test_a_memory_map_is_a_picture(checkpoint: str, tmp_path: Path) -> None:
         (("--whole", "--output", "mask.png"), "must be a .tif or .tiff file"),
         (("--whole", "--output", "m.tif", "--topk", "2"), "--topk does not go with --whole"),
         (("--whole", "--output", "m.tif", "--skip-bad"), "--skip-bad does not go with --whole"),
+        (("--whole", "--output", "m.tif", "--num-workers", "2"), "--num-workers does not go"),
         (("--whole", "--output", "m.tif", "--device", "cuda"), "--whole runs on the cpu"),
         (("--whole", "--output", "m.tif", "--memory", "much"), "memory is 'much'; accepted"),
         (("--whole", "--output", "m.tif", "--memory", "9MiB"), "needs at least"),

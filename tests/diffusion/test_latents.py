@@ -214,6 +214,8 @@ def test_frechet_distance(tiny_fields, tmp_path: Path, capsys: pytest.CaptureFix
     for given, told in (
         ([str(digits), *features], "images of several sizes"),
         ([str(tmp_path / "nowhere")], "is no folder of images"),
+        ([str(noise), "--skip-bad"], "--skip-bad does not go with --fid"),
+        ([str(noise), "--dtype", "bfloat16"], "--fid compares features in float32"),
     ):
         assert main([*command, *given]) == 2
         assert told in capsys.readouterr().err

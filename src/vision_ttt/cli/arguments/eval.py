@@ -7,7 +7,7 @@ from typing import Literal
 import jsonargparse
 
 from vision_ttt.cli.arguments.inference import CHECKPOINT, InferenceFlags, JsonFlag
-from vision_ttt.cli.checks import checkpoint_path, shortened
+from vision_ttt.cli.checks import checkpoint_path, flag, shortened
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.errors import UserError
 from vision_ttt.file_kinds import is_of_the_system
@@ -58,8 +58,14 @@ def check(arguments: jsonargparse.Namespace) -> None:
             f"--dataset {arguments.dataset} is in /proc or /sys; name a dataset of your own"
         )
     arguments.checkpoint = checkpoint_path(arguments.checkpoint)
-    if arguments.fid is not None and not Path(arguments.fid).is_dir():
-        raise UserError(f"--fid {shortened(arguments.fid)} is no folder of images")
+    if arguments.fid is not None:
+        for name in ("evaluation", "skip_bad", "num_workers"):
+            if arguments[name]:
+                raise UserError(f"{flag(name)} does not go with --fid")
+        if arguments.dtype != "float32":
+            raise UserError(f"--dtype is {arguments.dtype}; --fid compares features in float32")
+        if not Path(arguments.fid).is_dir():
+            raise UserError(f"--fid {shortened(arguments.fid)} is no folder of images")
     if arguments.fid_features is not None:
         if arguments.fid is None:
             raise UserError("--fid-features is given without --fid, a folder of images")

@@ -130,7 +130,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
 
 def _check_whole(arguments: jsonargparse.Namespace) -> None:
     """Refuse what does not go with --whole."""
-    for name in ("topk", "pictures", "masks", "json", "skip_bad"):
+    for name in ("topk", "pictures", "masks", "json", "skip_bad", "num_workers"):
         if arguments[name]:
             raise UserError(f"{flag(name)} does not go with --whole, which writes one mask")
     if arguments.device not in (None, "cpu"):
