@@ -55,6 +55,15 @@ def test_few_rows_and_a_layer_that_went_back_are_pytorchs(calls):
     assert len(calls) == 1
 
 
+def test_a_frozen_layer_is_pytorchs_where_its_input_has_a_gradient(calls):
+    plain, composite = (layer.requires_grad_(False) for layer in make_layers())
+    x = torch.randn(FEWEST_ROWS, 32, requires_grad=True)
+    assert torch.equal(composite(x), plain(x))
+    assert not calls
+    composite(x.detach())
+    assert len(calls) == 1
+
+
 def test_every_plain_layer_of_a_model_is_replaced_and_no_subclass():
     class Other(nn.Linear):
         pass

@@ -16,7 +16,8 @@ FEWEST_ROWS = 128
 class CompositeLinear(nn.Linear):
     """``nn.Linear`` by :func:`vision_ttt.ops.linear`: [..., in_features] → [..., out_features].
 
-    Calls of few rows, such as decoding's, and calls in evaluation mode run PyTorch's function. The
+    Calls of few rows, such as decoding's, and calls in evaluation mode run PyTorch's function. So
+    does a frozen layer between trained ones, since our backward pass computes every gradient. The
     layer can be hooked, wrapped or replaced as any ``nn.Linear``.
     """
 
@@ -28,7 +29,8 @@ class CompositeLinear(nn.Linear):
 
 @torch.fx.wrap
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if are_plain(x, weight, bias) and 0 < FEWEST_ROWS * weight.shape[1] <= x.numel():
+    wanted = weight.requires_grad or not x.requires_grad
+    if wanted and are_plain(x, weight, bias) and 0 < FEWEST_ROWS * weight.shape[1] <= x.numel():
         return linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
