@@ -83,6 +83,17 @@ def test_rows_are_documents(name: str, folder: Path, tmp_path: Path, capsys: Sai
     assert "is not empty; name another folder, or give --overwrite" in capsys.readouterr().err
 
 
+def test_a_row_with_half_a_character_is_damaged(tmp_path: Path, capsys: Said) -> None:
+    source, output = tmp_path / "rows", tmp_path / "tokens"
+    source.mkdir()
+    (source / "a.jsonl").write_text('{"text": "one"}\n{"text": "cut \\ud83d"}\n')
+    command = ["tokenize", str(source), str(output), "--pattern", "*"]
+    assert main(command) == 2
+    assert "a.jsonl, row 2: no UTF-8 text at character 4" in capsys.readouterr().err
+    assert main([*command, "--skip-bad"]) == 0
+    assert "tokens of 1 documents, 3 bytes" in capsys.readouterr().out
+
+
 def test_a_long_file_is_read_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = find_documents(str(folder), "*")
     whole = pack(found, ByteTokenizer())

@@ -161,9 +161,14 @@ def _of_rows(path: Path, rows: Iterable[object], field: str) -> Iterator[tuple[s
                 raise DocumentError(
                     f"document {path}, row {number}: no text in {field!r}", str(path)
                 )
+            row[field].encode("utf-8")  # JSON may hold half a character, such as "\ud83d"
             yield row[field], True
     except UserError:
         raise
+    except UnicodeEncodeError as error:
+        raise DocumentError(
+            f"document {path}, row {number}: no UTF-8 text at character {error.start}", str(path)
+        ) from error
     except Exception as error:  # what is no UTF-8 or no JSON; zstandard and pyarrow raise anything
         raise DocumentError(f"document {path}, after row {number}: {error}", str(path)) from error
 
