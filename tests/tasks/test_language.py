@@ -409,7 +409,9 @@ def test_a_tokenizer_of_transformers(
     assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
 
 
-def test_a_tokenizer_with_gaps_that_writes_no_first_space(tmp_path: Path) -> None:
+def test_a_tokenizer_with_gaps_that_writes_no_first_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -423,6 +425,11 @@ def test_a_tokenizer_with_gaps_that_writes_no_first_space(tmp_path: Path) -> Non
     prompt = tokenizer.encode("a b").tolist()
     text_of = tokenizer.stream([tokenizer.end, *prompt])
     assert [text_of(token) for token in (0, 5, None)] == [" a", " b", ""]
+    sizes, decode = [], tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda x: sizes.append(len(x)) or decode(x))
+    text_of = tokenizer.stream(prompt)
+    assert [text_of(5) for _ in range(50)] == 50 * [" b"]
+    assert max(sizes) == 3  # not all tokens each time
     with pytest.raises(UserError, match="no UTF-8 at character 1"):
         tokenizer.encode("a\udcff")
 

@@ -175,22 +175,22 @@ class FolderTokenizer(Tokenizer):
         return self._tokenizer.decode(kept, clean_up_tokenization_spaces=False)
 
     def stream(self, prompt: Sequence[int] = ()) -> Callable[[int | None], str]:
-        """Return a decoder of the tokens so far; what was returned before is left out.
+        """Return a decoder of the last tokens; what was returned before is left out.
 
         It goes on from the prompt: some tokenizers write no space before a text's first word.
         """
         tokens = list(prompt)
-        shown = self.decode(tokens)
+        first, shown = 0, len(tokens)  # decoding all tokens each time would be quadratic
 
         def text_of(token: int | None) -> str:
-            nonlocal shown
+            nonlocal first, shown
             if token is not None:
                 tokens.append(token)
-            text = self.decode(tokens)
+            before, text = (self.decode(tokens[first:end]) for end in (shown, None))
             if token is not None and text.endswith("\ufffd"):  # a part of a character
                 return ""
-            added, shown = text[len(shown) :], text
-            return added
+            first, shown = shown, len(tokens)
+            return text[len(before) :]
 
         return text_of
 
