@@ -62,6 +62,13 @@ def test_ratios_hold_within_one_command_only():
     assert [line[headings.index("× strongest")] for line in lines] == ["1.00", "", ""]
 
 
+def test_a_row_is_compared_with_the_baseline_at_its_batch():
+    slow = dataclasses.replace(OP, contender="dual")
+    rows = [slow, OP] + [dataclasses.replace(row, batch_size=16, seconds=4.0) for row in (slow, OP)]
+    headings, lines = tabulate(rows, "dual")
+    assert [line[headings.index("× baseline")] for line in lines] == 4 * ["1.00"]
+
+
 def test_table_of_ops():
     headings, (line,) = tabulate([dataclasses.replace(OP, fma_macs_per_second=4e10)])
     assert dict(zip(headings, line, strict=True)) == {

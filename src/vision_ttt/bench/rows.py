@@ -227,13 +227,20 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def find_baseline(row: Row, name: str, rows: Iterable[Row]) -> Row | None:
-    """Find the row of the contender `name` with the command, pass and size of `row`.
+    """Find the row of the contender `name` with the command, pass, size and batch of `row`.
 
     Times of different commands are not comparable, because the commands did not run in turns.
     """
-    beside = (row.run, row.measured, row.size)
-    own = (other for other in rows if (other.run, other.measured, other.size) == beside)
-    return next((other for other in own if other.contender == name), None)
+    return next(
+        (
+            other
+            for other in rows
+            if other.contender == name
+            and (other.run, other.measured) == (row.run, row.measured)
+            and (other.size, other.batch_size) == (row.size, row.batch_size)
+        ),
+        None,
+    )
 
 
 def _parse_all(cells: Mapping[str, str], types: Mapping[str, Any]) -> dict[str, Any]:
