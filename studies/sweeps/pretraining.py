@@ -139,9 +139,9 @@ def _compare(
                 for share in LENGTHS
             ),
         ),
-        caveat=f"Small-scale evidence: {caveat}, one learning rate for all, not tuned. Each seed"
-        " has images with labels of its own, the same in all rows. Equal length is equal updates;"
-        " CPU time is that of an update on one thread, without reading the images.",
+        caveat=f"Small-scale evidence: {caveat}, one learning rate for all rows with labels, not"
+        " tuned. Each seed has images with labels of its own, the same in all rows. Equal length is"
+        " equal updates; CPU time is that of an update on one thread, without reading the images.",
         draw=pretraining_figure,
         **others,
     )
