@@ -7,13 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tolerances import assert_close
 from vision_ttt.engine.locks import alone_in
-from vision_ttt.whole import TensorPicture, WholePictures, scratch
+from vision_ttt.whole import ArrayPicture, Normalisation, TensorPicture, WholePictures, scratch
+from vision_ttt.whole.embedding import Picture
 from whole_models import collected, in_bands, make
 
 PICTURE = torch.randn(3, 44, 36, generator=torch.Generator().manual_seed(1))
@@ -33,7 +35,7 @@ def killed_after(count: int) -> Callable[[int, int], None]:
     return report
 
 
-def killed(whole: WholePictures, count: int, picture: Tensor = PICTURE) -> None:
+def killed(whole: WholePictures, count: int, picture: Tensor | Picture = PICTURE) -> None:
     with pytest.raises(Killed):
         collected(whole, picture, report=killed_after(count))
 
@@ -100,6 +102,16 @@ def test_another_runs_scratch_is_refused(tmp_path: Path) -> None:
         model.norm.bias += 1
     with pytest.raises(ValueError, match="of another run: model differ"):
         collected(WholePictures(model, scratch=folder), PICTURE)
+
+
+def test_pixels_normalised_in_another_way_are_of_another_run(tmp_path: Path) -> None:
+    pixels = np.zeros((44, 36, 3), np.uint16)
+    whole = WholePictures(make("vittt"), scratch=tmp_path / "scratch")
+    one, again, other = (Normalisation([0.5] * 3, [0.2] * 3, x) for x in (4095, 4095, 10_000))
+    killed(whole, 8, ArrayPicture(pixels, one))
+    with pytest.raises(ValueError, match="of another run: normalisation differ"):
+        collected(whole, ArrayPicture(pixels, other))
+    assert collected(whole, ArrayPicture(pixels, again)).isfinite().all()
 
 
 @pytest.mark.parametrize("count", [2, 8, 20])

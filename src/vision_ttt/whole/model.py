@@ -236,6 +236,7 @@ class WholePictures:
             identity = {
                 "model": self._digest,
                 "picture": picture.identity,
+                "normalisation": repr(getattr(picture, "normalisation", None)),
                 "size": [picture.height, picture.width],
                 "rows of a band (memory)": plan.rows,
                 "storage": str(self.storage),

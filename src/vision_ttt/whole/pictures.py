@@ -121,6 +121,9 @@ class Normalisation:
             raise WholePictureError(f"std and largest must be above 0, got {std} and {largest}")
         self.mean, self.std, self.largest = (*mean,), (*std,), largest
 
+    def __repr__(self) -> str:
+        return f"Normalisation({self.mean}, {self.std}, largest={self.largest})"
+
     def __call__(self, pixels: np.ndarray, has_data: np.ndarray | None = None) -> Tensor:
         """Apply it to rows of pixels [n, W, C].
 
