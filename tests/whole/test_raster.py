@@ -191,6 +191,7 @@ def test_other_bands_and_large_blocks_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "p.tif", **TILES)
+    assert RasterPicture(path, PLAIN).memory == 104 * 2**20 + 2 * 64 * 64 * 3
     with pytest.raises(ValueError, match=r"bands are \[0, 1, 2\]; .* has 1 to 3"):
         RasterPicture(path, PLAIN, bands=[0, 1, 2])
     monkeypatch.setattr(raster, "LARGEST_SEGMENT", 10_000)

@@ -74,7 +74,7 @@ def test_tiles_are_decoded_once_for_bands_one_after_the_other(
     options: Any = {"tile": (64, 32), "compression": "zlib", "photometric": "rgb"}
     tifffile.imwrite(tmp_path / "p.tif", PIXELS, **options)
     picture, page = TiffPicture(tmp_path / "p.tif", PLAIN), tifffile.TiffPage
-    assert picture.memory == 64 * 133 * 3
+    assert picture.memory == 64 * 133 * 3 + 3 * 64 * 32 * 3  # a row of tiles, and one as it comes
     decoded, decode = [], page.decode.func
 
     def counting(page: Any) -> Any:
@@ -85,6 +85,16 @@ def test_tiles_are_decoded_once_for_bands_one_after_the_other(
     for first in range(0, 151, 10):
         picture.read(first, min(first + 10, 151))
     assert decoded == [*range(3 * 5)]
+
+
+def test_the_memory_of_a_strip_that_is_not_kept_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiff_files, "LARGEST_ROW", 100)
+    tifffile.imwrite(tmp_path / "p.tif", PIXELS, compression="zlib", rowsperstrip=151)
+    assert TiffPicture(tmp_path / "p.tif", PLAIN).memory == 3 * PIXELS.nbytes
+    tifffile.imwrite(tmp_path / "p.tif", PIXELS, rowsperstrip=151)
+    assert TiffPicture(tmp_path / "p.tif", PLAIN).memory == 0  # nothing is decoded
 
 
 def test_of_a_pyramid_the_full_resolution_is_read(tmp_path: Path) -> None:

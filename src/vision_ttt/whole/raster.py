@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,7 @@ class RasterPicture:
         bands: numbers of the bands that are the channels, from 1; None for all.
 
     Attributes:
+        memory: bytes of GDAL with its cache, and of the block that is being decoded.
         geographic: coordinate system and transform as GeoTIFF tags, for
             :func:`vision_ttt.whole.tiff.write_mask`.
         has_gaps: whether pixels may be without data.
@@ -55,8 +57,6 @@ class RasterPicture:
         WholePictureError: it is no such file, is truncated, or has other bands or pixels.
         FileNotFoundError: there is no file.
     """
-
-    memory = _CACHE + 40 * 2**20
 
     def __init__(
         self, path: str | Path, normalisation: Normalisation, bands: Sequence[int] | None = None
@@ -126,12 +126,15 @@ class RasterPicture:
 
     def _check_blocks(self) -> None:
         """Raise an error if blocks are too large for bands, or if the last block is missing."""
-        for rows, columns in self._file.block_shapes:
-            if rows * columns * self.channels * self.dtype.itemsize > LARGEST_SEGMENT:
-                raise WholePictureError(
-                    f"{self.path} has blocks of {rows} × {columns} pixels, each of which is "
-                    "decoded as a whole: write it again in tiles of 256 × 256"
-                )
+        rows, columns = max(self._file.block_shapes, key=math.prod)
+        block = rows * columns * self.channels * self.dtype.itemsize
+        if block > LARGEST_SEGMENT:
+            raise WholePictureError(
+                f"{self.path} has blocks of {rows} × {columns} pixels, each of which is "
+                "decoded as a whole: write it again in tiles of 256 × 256"
+            )
+        # A block is there as decoded, and by bands in the cache.
+        self.memory = _CACHE + 40 * 2**20 + 2 * block
         self._file.read(self.bands, window=Window(self.width - 1, self.height - 1, 1, 1))
 
     def _geographic(self) -> list[tuple[Any, ...]]:

@@ -55,7 +55,8 @@ class TiffPicture:
         normalisation: of its channels.
 
     Attributes:
-        memory: bytes of a decoded row of tiles, which is kept for the next band; 0 where none is.
+        memory: bytes of a decoded row of tiles, which is kept for the next band if it is at most
+            :data:`LARGEST_ROW`, and of the tile that is being decoded; 0 where nothing is decoded.
         geographic: the file's GeoTIFF tags, for :func:`write_mask`.
         has_gaps: whether pixels may be without data.
 
@@ -95,9 +96,12 @@ class TiffPicture:
                     "accepted: 1, upright. Save it upright first"
                 )
             self._check_segments()
-            rows, _ = self._segment
-            row = rows * self.width * self.channels * self.dtype.itemsize
-            self.memory = 0 if self._is_stored or row > LARGEST_ROW else row
+            rows, columns = self._segment
+            line = rows * self.channels * self.dtype.itemsize
+            self._keeps, self.memory = line * self.width <= LARGEST_ROW, 0
+            if not self._is_stored:
+                # A tile is there encoded, decoded, and in the copy that the decoder makes.
+                self.memory = 3 * line * columns + self._keeps * line * self.width
             self._held: tuple[int, np.ndarray] | None = None
             self.geographic = geographic_tags(page)
             self._no_data = _no_data(page.tags.valueof(_NO_DATA), self.dtype)
@@ -170,7 +174,7 @@ class TiffPicture:
         with naming(self.path, "TIFF"):
             if self._is_stored:
                 return self._stored_rows(first, last)
-            if not self.memory:
+            if not self._keeps:
                 return self._decoded_rows(first, last)
             rows, _ = self._segment
             out = np.empty((last - first, self.width, self.channels), self.dtype)
