@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,16 @@ def test_a_mask_is_written_in_tiles(size: tuple[int, int], tmp_path: Path) -> No
     assert (tifffile.imread(tmp_path / "m.tif") == mask.numpy()).all()
     with pytest.raises(ValueError, match="have more rows than the mask"):
         write_mask(tmp_path / "n.tif", [mask, mask], size, **named)
-    assert not (tmp_path / "n.tif").exists()
+
+
+def test_a_mask_is_written_before_its_bands_end(tmp_path: Path) -> None:
+    """Their end removes the scratch folder of the run."""
+
+    def bands() -> Iterator[torch.Tensor]:
+        yield torch.zeros(9, 7, dtype=torch.uint8)
+        assert tifffile.imread(tmp_path / "m.tif").shape == (9, 7)
+
+    write_mask(tmp_path / "m.tif", bands(), (9, 7), classes=["a"], colours=[(0, 0, 0)])
 
 
 @pytest.mark.parametrize("kind", ["miniswhite", "palette", "ycbcr"])

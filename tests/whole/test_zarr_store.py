@@ -217,6 +217,21 @@ def test_tokens_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (path / "own").exists()
 
 
+def test_tokens_are_written_before_their_bands_end(tmp_path: Path) -> None:
+    """Their end removes the scratch folder of the run. A link names the folder that is written."""
+    tokens, path, link = torch.randn(2, 3, 6), tmp_path / "t.zarr", tmp_path / "link.zarr"
+    link.symlink_to(path)
+
+    def bands() -> Iterator[tuple[slice, torch.Tensor]]:
+        yield slice(0, 2), tokens
+        assert torch.equal(torch.from_numpy(zarr.open_array(path, mode="r")[:]), tokens)
+
+    for _ in range(2):
+        tokens = tokens + 1
+        write_features(link, bands(), 2, dtype=torch.float32)
+    assert {*tmp_path.iterdir()} == {path, link}
+
+
 def test_a_run_that_is_refused_leaves_the_tokens_of_another(tmp_path: Path) -> None:
     tokens, path = torch.randn(4, 3, 6), tmp_path / "t.zarr"
 

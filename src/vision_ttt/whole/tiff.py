@@ -286,7 +286,7 @@ def write_mask(
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
-        ValueError: the bands have more rows than the mask.
+        ValueError: the bands have more rows than the mask, which is written without them.
     """
     palette = np.zeros((3, 256), dtype=np.uint16)
     palette[:, : len(colours)] = np.array(colours, dtype=np.uint16).T * 257
@@ -315,9 +315,10 @@ def write_mask(
             extratags=extra,
             **scale,
         )
-        # The writer stops at the last tile; the generator of the bands must still run to its end.
-        for _ in bands:
-            raise ValueError(f"the bands have more rows than the mask, which has {size[0]}")
+    # The writer stops at the last tile. The bands' end removes their scratch folder, from which a
+    # run resumes that is killed before the mask is written.
+    for _ in bands:
+        raise ValueError(f"the bands have more rows than the mask, which has {size[0]}")
 
 
 def _tiles(bands: Iterable[Tensor], size: tuple[int, int]) -> Iterator[np.ndarray]:

@@ -194,6 +194,7 @@ def write_features(
         raise WholePictureError(f"dtype is {dtype}; accepted: torch.float16, torch.float32")
     if path.exists() and not _holds_features(path):
         raise WholePictureError(f"{path} holds no tokens written before; name another folder")
+    path = path.resolve()  # the folder that a link names
     part, array = path.with_name(f".{path.name}.part"), None
     try:
         for place, tokens in bands:
@@ -215,9 +216,10 @@ def write_features(
             if not numbers.isfinite().all():
                 raise WholePictureError(f"a token is not finite in {dtype}")
             array[place] = numbers.numpy()
-        if path.exists():
-            shutil.rmtree(path)
-        part.rename(path)
+            if place.stop >= rows:  # before the bands end, which removes their scratch folder
+                if path.exists():
+                    shutil.rmtree(path)
+                part.rename(path)
     finally:
         if array is not None:
             shutil.rmtree(part, ignore_errors=True)
