@@ -57,6 +57,17 @@ def test_a_model_that_trains_by_composite_ops_stays_so(name: str, tmp_path: Path
     assert all(x.requires_grad for x in model.parameters())
 
 
+@pytest.mark.parametrize("name", ["vittt-middle", "mambar", "linear-vit3"])
+def test_the_default_dtype_does_not_matter(name: str) -> None:
+    model, picture = make(name), torch.randn(3, 40, 52)
+    wanted = collected(WholePictures(model), picture)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(collected(WholePictures(model), picture), wanted)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_tokens_may_be_stored_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     in_bands(monkeypatch, 40)
     model, picture = make("vittt"), torch.randn(3, 40, 52)

@@ -209,7 +209,7 @@ def numbers_of(block: VitttBlock) -> tuple[float, tuple[float, float, float, flo
     """The op's ``rate`` and ``eps``."""
     mixer, ttt = block.mixer, block.mixer.ttt
     # The rate at a logit of +∞ is η_base / d, in TTT-MLP times the warm-up factor.
-    rate = ttt.rates(torch.full((), torch.inf)).item()
+    rate = ttt.rates(torch.full((), torch.inf, dtype=torch.float32)).item()
     return rate, (mixer.norm.eps, ttt.learner.eps, ttt.merge.eps, block.norm.eps)
 
 

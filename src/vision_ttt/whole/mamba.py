@@ -57,7 +57,7 @@ class _Scan(Sweep):
         return packed_mamba_band(
             band.sequence(band.tokens),
             block.weights,
-            torch.zeros(state_numbers(block.sizes)) if state is None else state,
+            band.tokens.new_zeros(state_numbers(block.sizes)) if state is None else state,
             band.side,
             block.sizes,
             reverse=self.descending,

@@ -226,7 +226,7 @@ class WholePictures:
                 f"the picture has {picture.channels} channels, the model {backbone.in_chans}"
             )
         plan = self.plan(picture)
-        extra, positions = torch.zeros(1, 0, backbone.embed_dim), ()
+        extra, positions = torch.zeros(1, 0, backbone.embed_dim, dtype=torch.float32), ()
         if backbone.class_tokens is not None:
             count = plan.grid[0] * plan.grid[1]
             positions = backbone.class_tokens.positions(count)

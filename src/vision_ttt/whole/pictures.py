@@ -133,7 +133,7 @@ class Normalisation:
         """
         largest = self.largest or largest_of(pixels.dtype)
         x = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)).astype(np.float32))
-        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
+        mean, std = (x.new_tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
         x = x.sub_(mean * largest).div_(std * largest)
         if has_data is not None:
             x[torch.from_numpy(~has_data.transpose(2, 0, 1))] = 0
