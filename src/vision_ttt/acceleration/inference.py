@@ -65,8 +65,8 @@ def for_inference(
         dtype: of the packed weights and of the matrices multiplied by them: ``torch.float32`` (the
             default) or ``torch.bfloat16``, which is faster on processors with bfloat16 products
             and changes logits by about a hundredth of the largest. States, norms and sums are
-            float32 in both. A model without a block of this package is cast as a whole. Images and
-            logits are float32.
+            float32 in both. A model of another family, such as Vision-RWKV, is cast as a whole.
+            Images and logits are float32.
         strict: raise instead of warn.
 
     Returns:

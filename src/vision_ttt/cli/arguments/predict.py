@@ -95,7 +95,7 @@ def add_arguments(parser: CommandParser) -> None:
         type=int,
         nargs="+",
         default=None,
-        help="with --whole, numbers of a raster's bands, from 1, e.g. 4 3 2; null: all",
+        help="with --whole, numbers of a raster's bands, from 1, e.g. 4 3 2; null: all but alpha",
     )
     parser.add_fields(InferenceFlags)
     parser.add_fields(DeviceFlag)
