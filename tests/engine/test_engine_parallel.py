@@ -130,9 +130,11 @@ def test_two_processes_evaluate_each_image_once(
     assert report["loss"] == pytest.approx(evaluation.loss, abs=1e-6)
 
 
-def test_the_precision_is_the_runs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precision_and_accumulation_are_the_runs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     assert make_accelerator().mixed_precision == "no"
+    assert make_accelerator(2).gradient_accumulation_steps == 2
 
 
 def test_what_cannot_be_divided() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import GradientAccumulationPlugin, gather_object
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 def make_accelerator(accumulation_steps: int = 1) -> Accelerator:
     """Return this process's accelerator; under torchrun it is one of several.
 
-    Without a GPU the processes talk through gloo, which has to be asked for. The precision is the
-    run's own, whatever accelerate's config file and environment variables say.
+    Without a GPU the processes talk through gloo, which has to be asked for. The precision and the
+    accumulation steps are the run's own, whatever accelerate's config file and environment
+    variables say.
     """
     several = environment.whole_number("WORLD_SIZE", 1) > 1
     return Accelerator(
         mixed_precision="no",
-        gradient_accumulation_steps=accumulation_steps,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(accumulation_steps),
         cpu=several and not torch.accelerator.is_available(),
     )
 
