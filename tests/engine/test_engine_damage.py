@@ -16,6 +16,8 @@ from vision_ttt.cli.main import main
 from vision_ttt.cli.run_report import write_page
 from vision_ttt.data import DatasetError, ImageError
 from vision_ttt.engine import ConfigError, train
+from vision_ttt.engine.run_directory import checkpoints
+from vision_ttt.engine.state import read_state
 from vision_ttt.errors import DamagedItem, suggestions
 from vision_ttt.recipes import change, resolve
 from vision_ttt.tasks.classification.report import _decodable, panels_of
@@ -71,6 +73,18 @@ def test_a_damaged_item_ends_commands_with_worker_processes(
     )
     assert "1.png" in ended.stderr
     assert ended.returncode == 2, ended.stderr
+
+
+def test_every_checkpoint_has_the_damaged_items_of_all_processes(
+    tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The module hides behind its function of the same name.
+    module = sys.modules["vision_ttt.engine.train"]
+    monkeypatch.setattr(module, "all_names", lambda names: [*names, "met by another process"])
+    run_dir = train(resolve(tiny_fields(epochs=1, checkpoint_every=3))).run_dir
+    _, before_the_evaluation = checkpoints(run_dir)
+    named = read_state(before_the_evaluation).state.damaged_items
+    assert named == ["met by another process"]
 
 
 def test_links_to_nothing_are_damaged_items(tiny_fields: Fields, image_folder: Path) -> None:

@@ -267,7 +267,6 @@ class _Run:
         """Evaluate, add a row to the history, log it and write a checkpoint."""
         state, parts = self.state, self.parts
         evaluation = self._evaluate(damaged)
-        state.damaged_items[:] = all_names(state.damaged_items)
         add_row(
             state,
             evaluation,
@@ -307,6 +306,7 @@ class _Run:
     def _checkpoint(self) -> None:
         """Write the weights, then the state, so that a state on the disk always has its weights."""
         state, parts = self.state, self.parts
+        state.damaged_items[:] = all_names(state.damaged_items)
         weights = parts.evaluated.state_dict()
         saved = SavedRun(
             state,
