@@ -25,6 +25,7 @@ from vision_ttt.tasks.dino.config import DinoSection
 from vision_ttt.tasks.dino.crops import fixed_crops
 from vision_ttt.tasks.dino.evaluation import neighbour_accuracy
 from vision_ttt.tasks.dino.model import CropLoss
+from vision_ttt.tasks.dino.task import Dino
 
 Fields = Callable[..., dict]
 OWN = {"outputs": 16, "hidden_dim": 24, "bottleneck_dim": 8, "local_crops": 3}
@@ -90,6 +91,25 @@ def test_outputs_that_are_not_finite_leave_the_center() -> None:
     assert before.max() > 0
     criterion.move_center(torch.full((2, 3), math.nan))
     assert torch.equal(criterion.center, before)
+
+
+def test_a_skipped_update_leaves_the_teachers_center(
+    fields: Fields, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = Dino.loss, itertools.count()
+
+    def loss(self: Dino, *given: object) -> tuple[torch.Tensor, int]:
+        value, count = original(self, *given)
+        return value * (math.nan if next(calls) == 2 else 1.0), count
+
+    monkeypatch.setattr(Dino, "loss", loss)
+    options = {"epochs": 1, "checkpoint_every": 1, "keep_checkpoints": 4, "non_finite": "skip"}
+    result = train(resolve(fields(**options)))
+    assert result.metrics["skipped_updates"] == [2]
+    _, before, after, _ = (read_state(path) for path in reversed(checkpoints(result.run_dir)))
+    for part in ("model", "average"):
+        values = [getattr(each, part)["criterion.center"] for each in (before, after)]
+        assert torch.equal(*values), part
 
 
 def test_the_teacher_follows_by_its_schedule(fields: Fields, tmp_path: Path) -> None:

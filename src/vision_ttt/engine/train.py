@@ -134,9 +134,9 @@ def train(
     )
 
 
-def _put_back(buffers: Sequence[Tensor], model: nn.Module) -> None:
-    """Copy former values into the buffers of a model."""
-    for buffer, former in zip(model.buffers(), buffers, strict=True):
+def _put_back(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy the former value of each buffer into it."""
+    for buffer, former in buffers:
         buffer.copy_(former)
 
 
@@ -223,16 +223,17 @@ class _Run:
         first_pass = state.position * config.optimisation.accumulation_steps
         average = None if parts.average is None else parts.average.module
         moment = Moment(state.update / parts.length.updates, average, state.epoch)
-        buffers = [each.clone() for each in parts.model.buffers()]
+        own = [*parts.model.buffers(), *(() if average is None else average.buffers())]
+        buffers = [(each, each.clone()) for each in own]
         outcome = parts.step(update, state.epoch, first_pass, moment)
         if outcome.finite:
             state.loss_sum += outcome.loss_sum
             state.loss_units += outcome.units
         else:
             # Forward passes move the statistics of batch norms; the search makes one more.
-            _put_back(buffers, parts.model)
+            _put_back(buffers)
             refuse_or_skip(outcome, parts, config, state, self.accelerator)
-            _put_back(buffers, parts.model)
+            _put_back(buffers)
         state.units += outcome.units
         state.epoch_units += outcome.units
         state.update += 1
