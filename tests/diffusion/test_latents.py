@@ -29,6 +29,10 @@ from vision_ttt.tasks.diffusion.latents import (
 )
 
 SMALL = {"hidden_size": 32, "depth": 1, "num_heads": 2, "patch_size": 2}
+LATENT = {
+    **{"task": "diffusion", "model": "dit3_nano_patch4_32", "image_size": 16, "epochs": 1},
+    **{"crop_scale": 1.0, "crop_ratio": 1.0, "drop_path": None, "arguments": SMALL},
+}
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +100,32 @@ def test_latents_are_encoded_once(autoencoder: str, tmp_path: Path) -> None:
         cached(tmp_path, autoencoder)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("train.npy", b"x" * 300), ("train.npy", b""), ("train-targets.npy", b"")]
+)
+def test_damaged_latents_are_named(
+    autoencoder: str, tmp_path: Path, name: str, content: bytes
+) -> None:
+    cached(tmp_path, autoencoder)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DatasetError, match=r"latents of .*train\.json are damaged .*; remove it"):
+        cached(tmp_path, autoencoder)
+
+
+def test_latents_of_another_division_are_refused(
+    tiny_fields, image_folder: Path, autoencoder: str, tmp_path: Path
+) -> None:
+    fields = {**LATENT, "autoencoder": autoencoder, "latents": str(tmp_path / "latents")}
+    config = resolve(tiny_fields(**fields, dataset=str(image_folder / "train")))
+    task = config.task.open(config)
+    model = task.build_model(config.model.name, task.model_arguments())
+    task.prepare(model)
+    first = image_folder / "train" / "dark" / "0.png"
+    first.rename(first.with_name("renamed.png"))
+    with pytest.raises(DatasetError, match=r"held_out.* is requested; name another folder"):
+        config.task.open(config).prepare(model)
+
+
 def test_an_interrupted_encoding_is_none(autoencoder: str, tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"4\.png"):
         cached(tmp_path, autoencoder, bad=4)
@@ -146,12 +176,8 @@ def test_training_and_sampling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     latents = tmp_path / "latents"
-    fields = {
-        **{"task": "diffusion", "model": "dit3_nano_patch4_32", "image_size": 16, "epochs": 1},
-        **{"crop_scale": 1.0, "crop_ratio": 1.0, "drop_path": None, "arguments": SMALL},
-        **{"autoencoder": autoencoder, "latents": str(latents), "horizontal_flip": 0.5},
-    }
-    result = train(resolve(tiny_fields(**fields)))
+    fields = {"autoencoder": autoencoder, "latents": str(latents), "horizontal_flip": 0.5}
+    result = train(resolve(tiny_fields(**LATENT, **fields)))
     assert result.model.in_channels == 4
     assert result.model.input_size == (8, 8)
     assert json.loads((latents / "train.json").read_text())["mirrored"] is True

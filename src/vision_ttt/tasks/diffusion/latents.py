@@ -84,12 +84,19 @@ class LatentImages(Dataset):
 
     Args:
         file: of :func:`cache_latents`.
+
+    Raises:
+        DatasetError: the file, or that of the classes, is damaged.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.moments = np.load(file, mmap_mode="r", allow_pickle=False)
-        self.targets = np.load(_targets(file), allow_pickle=False)
+        try:
+            self.moments = np.load(file, mmap_mode="r", allow_pickle=False)
+            self.targets = np.load(_targets(file), allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            told = file.with_suffix(".json")
+            raise DatasetError(f"the latents of {told} are damaged ({error}); remove it") from error
 
     def __len__(self) -> int:
         return len(self.moments)
@@ -141,7 +148,8 @@ def cache_latents(
         mirrored: also encode each image mirrored.
 
     Raises:
-        DatasetError: the folder holds latents of other settings, or the images are a stream.
+        DatasetError: the folder holds latents of other settings or damaged ones, or the images are
+            a stream.
         ImageError: an image does not decode.
     """
     if isinstance(images, IterableDataset):

@@ -117,6 +117,8 @@ class Diffusion(ImageTask):
         config = {**CENTRED, "input_size": (3, size, size), "crop_mode": "center"}
         config |= {"interpolation": "bicubic", "crop_pct": data.crop_fraction or 1.0}
         asked = {**asdict(self.source), "autoencoder": own.autoencoder, "image_size": size}
+        if self.data.held_out:  # otherwise nothing is drawn
+            asked["held_out"] = self.data.held_out
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return cache_latents(
             folder,
