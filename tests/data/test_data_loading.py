@@ -216,3 +216,12 @@ def test_narrow_images_are_not_resized_whole(
     assert max(made) <= 16 * 36**2
     if mode == "center":
         assert (seen == 1).all()
+
+
+def test_borders_show_the_whole_of_a_narrow_image() -> None:
+    told = {"input_size": (3, 32, 32), "interpolation": "nearest", "crop_pct": 1.0}
+    told |= {"mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_mode": "border"}
+    image = Image.new("RGB", (640, 32), "red")
+    image.paste("blue", (0, 0, 64, 32))
+    red, _, blue = evaluation_transform(told)(image)
+    assert ((blue > red).any(0).sum(), (red > blue).any(0).sum()) == (3, 29)

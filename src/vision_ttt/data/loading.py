@@ -267,7 +267,8 @@ def evaluation_transform(data_config: dict[str, Any]) -> Transform:
     """Return timm's evaluation transform for a timm data config.
 
     Where it crops the middle, only the middle of a very long image is resized. timm would resize an
-    image of 3 × 20,000 pixels to a length of 1.7 million, and then crop most of it away.
+    image of 3 × 20,000 pixels to a length of 1.7 million, and then crop most of it away. Where it
+    adds borders, the image is cut only as far as a pixel of its shorter side would not be left.
     """
     transform = create_transform(
         input_size=data_config["input_size"],
@@ -278,13 +279,15 @@ def evaluation_transform(data_config: dict[str, Any]) -> Transform:
         crop_mode=data_config["crop_mode"],
     )
     if data_config["crop_mode"] != "squash":  # which shows the whole image
-        transform.transforms.insert(0, _middle)
+        borders = data_config["crop_mode"] == "border"
+        most = min(data_config["input_size"][1:]) if borders else _MOST_PROPORTION
+        transform.transforms.insert(0, partial(_middle, most))
     return transform
 
 
-def _middle(image: Image.Image) -> Image.Image:
-    """The middle of an image whose longer side is more than 16 times the shorter one."""
-    longest = _MOST_PROPORTION * min(image.size)
+def _middle(most: int, image: Image.Image) -> Image.Image:
+    """The middle of an image whose longer side is more than `most` times the shorter one."""
+    longest = most * min(image.size)
     width, height = (min(side, longest) for side in image.size)
     if (width, height) == image.size:
         return image
