@@ -457,8 +457,9 @@ def test_streamed_dataset_trains_and_resumes_mid_epoch(
         return IterableImageDataset("", reader=_Stream())
 
     monkeypatch.setattr(timm.data, "create_dataset", create)
-    stream = {"dataset": "wds/stream", "num_classes": 2, "horizontal_flip": 0.0, "crop_scale": 1.0}
-    stream["crop_ratio"] = 1.0  # the augmentation of a stream is not seeded by place
+    stream = {"dataset": "wds/stream", "num_classes": 2}
+    with pytest.raises(ConfigError, match=r"repeated_augmentation is 2; it must be 1 for wds/str"):
+        _run(tiny_fields, **stream, repeated_augmentation=2)
     whole = _run(tiny_fields, **stream, output=str(tmp_path / "whole"))
     assert [row["update"] for row in whole.metrics["history"]] == [2, 4]
     config = resolve(tiny_fields(**stream, output=str(tmp_path / "parts")))

@@ -66,11 +66,21 @@ class ImageTask(Task):
     """Of images that keep their proportions, likewise; None for images of one size."""
 
     def __init__(self, config: TrainConfig) -> None:
-        """Open the data; raises as :func:`vision_ttt.data.open_dataset` does."""
+        """Open the data.
+
+        Raises:
+            ConfigError: a stream is to repeat its images.
+            DatasetError, FileNotFoundError: as :func:`vision_ttt.data.open_dataset`.
+        """
         self.config = config
         self.source = dataset_spec(config.data)
         self.data = open_dataset(self.source)
         self.repeats = config.data.repeated_augmentation
+        if self.repeats > 1 and isinstance(self.data.train, IterableDataset):
+            raise ConfigError(
+                f"repeated_augmentation is {self.repeats}; it must be 1 for {self.source.dataset},"
+                " which is streamed"
+            )
 
     @property
     def classes(self) -> tuple[str, ...]:
