@@ -27,9 +27,9 @@ def test_the_last_figure_of_a_number_is_the_digit():
     digits = Digits("test")
     labelled = zip(digits.images, digits.targets, strict=True)
     own = {image.tobytes(): label for image, label in labelled}
-    samples = sample_images("digit-0-24")
-    assert [sample.name for sample in samples] == [f"digit-{n}" for n in range(25)]
-    assert [own[sample.open().tobytes()] for sample in samples] == [n % 10 for n in range(25)]
+    samples = sample_images("digit-0-479")
+    assert [sample.name for sample in samples] == [f"digit-{n}" for n in range(480)]
+    assert [own[sample.open().tobytes()] for sample in samples] == [n % 10 for n in range(480)]
     assert len({sample.open().tobytes() for sample in sample_images("digit-0-499")}) == 500
 
 

@@ -43,7 +43,7 @@ def sample_images(name: str) -> list[NamedImage]:
 
     - ``china`` and ``flower``, scikit-learn's photographs;
     - ``digit-N``, a test image of the handwritten digits, 32 × 32 pixels. The classes take turns,
-      so that the last figure of N is the digit;
+      so that the last figure of N is the digit, up to 479. Some classes have none left then;
     - ``object-N`` and ``scene-N``, rendered test pictures of 48 × 48 and 128 × 128 pixels;
     - ``KIND-N-M``, all from N to M, e.g. ``digit-0-9``.
 
