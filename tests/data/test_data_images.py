@@ -3,6 +3,7 @@
 import os
 import pickle
 import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,15 @@ def test_16_bit_grey_may_begin_with_white(tmp_path: Path) -> None:
     assert path.read_bytes().count(black_is_zero) == 1
     path.write_bytes(path.read_bytes().replace(black_is_zero, black_is_zero[:-2] + b"\0\0"))
     assert np.asarray(open_image(path))[0, :, 0].tolist() == [255, 177, 0]
+
+
+def test_12_bit_grey_is_scaled(tmp_path: Path) -> None:
+    tags = {256: 2, 257: 1, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: 1, 279: 3}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    pixels = b"\xff\xf8\x00\0"  # 4095 and 2048
+    content = b"II*\0" + struct.pack("<I", 12) + pixels + struct.pack("<H", len(tags)) + entries
+    (tmp_path / "deep.tif").write_bytes(content + bytes(4))
+    assert np.asarray(open_image(tmp_path / "deep.tif"))[0, :, 0].tolist() == [255, 128]
 
 
 def test_32_bit_grey(tmp_path: Path) -> None:

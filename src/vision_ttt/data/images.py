@@ -54,7 +54,7 @@ def open_image(
 ) -> Image.Image:
     """Decode an image file into an 8-bit RGB image; errors call it `name` (default: its path).
 
-    What is transparent becomes white, and grey levels of 16 bits are scaled to 8.
+    What is transparent becomes white, and grey levels of 12 and 16 bits are scaled to 8.
 
     Args:
         upright: turn the image as its EXIF orientation says; False: the pixels as they are stored.
@@ -141,7 +141,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _from_grey_levels(image: Image.Image, name: str) -> Image.Image:
-    """Scale 16-bit grey levels to 8 bits; Pillow's own conversion would clip them to white.
+    """Scale 12- or 16-bit grey levels to 8 bits; Pillow's own conversion would clip them to white.
 
     32-bit integers are read as 16-bit levels if they are from 0 to 65,535 and some exceed 255.
     Transparent pixels become white; levels of a TIFF in which 0 is white are inverted.
@@ -152,11 +152,13 @@ def _from_grey_levels(image: Image.Image, name: str) -> Image.Image:
             raise ImageError(
                 name,
                 f"its grey levels are 32-bit numbers from {low:g} to {high:g}, which leaves open"
-                " what is white; accepted: 8 bits, 16 bits",
+                " what is white; accepted: 8, 12 or 16 bits",
             )
     levels = np.asarray(image.convert("I"))
-    grey = (levels // 256).astype(np.uint8)
-    if getattr(image, "tag_v2", {}).get(ExifTags.Base.PhotometricInterpretation) == _WHITE_IS_ZERO:
+    tags = getattr(image, "tag_v2", {})
+    bits = min(16, *tags.get(ExifTags.Base.BitsPerSample, (16,)))
+    grey = (levels >> bits - 8).astype(np.uint8)
+    if tags.get(ExifTags.Base.PhotometricInterpretation) == _WHITE_IS_ZERO:
         grey = 255 - grey
     if "transparency" in image.info:
         grey[levels == image.info["transparency"]] = 255
