@@ -110,6 +110,14 @@ def test_a_truncated_shard_is_named(shards: Path) -> None:
         open_dataset(DatasetSpec(str(shards)))
 
 
+def test_images_of_a_shard_that_was_removed_are_damaged(shards: Path) -> None:
+    train_set = open_dataset(DatasetSpec(str(shards))).train
+    (shards / "faces-train-0001.tar").unlink()
+    assert train_set[0][1] in (0, 1)
+    with pytest.raises(ImageError, match=r"0001\.tar/.*\.png: the shard cannot be read: No such"):
+        train_set[15]
+
+
 def test_training_on_shards_is_training_on_their_images(
     shards: Path,
     write_shard: Callable[..., None],

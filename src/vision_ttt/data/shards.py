@@ -68,10 +68,13 @@ class ShardImages(Dataset[tuple[Image.Image, int]]):
             raise ImageError(
                 name, f"it has {sample.size:,} bytes; at most {LARGEST_IMAGE_FILE:,} are accepted"
             )
-        # Opened anew each time: an open file would be one place shared by all worker processes.
-        with sample.shard.open("rb") as file:
-            file.seek(sample.offset)
-            content = file.read(sample.size)
+        try:
+            # Opened anew each time: an open file would be one place shared by all worker processes.
+            with sample.shard.open("rb") as file:
+                file.seek(sample.offset)
+                content = file.read(sample.size)
+        except OSError as error:
+            raise ImageError(name, f"the shard cannot be read: {error.strerror}") from error
         return open_image(io.BytesIO(content), name), self.targets[index]
 
 
