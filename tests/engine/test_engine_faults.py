@@ -332,6 +332,8 @@ def test_a_hanging_worker_times_out(
     _write(recipe, tiny_fields(num_workers=1, loader_timeout=1.5))
     assert main(["train", str(recipe)]) == 4
     assert "no worker process delivered a batch within 1.5 s" in capsys.readouterr().err
+    for worker in multiprocessing.active_children():  # told to end, but not waited for
+        worker.join(10)
     assert not multiprocessing.active_children()
 
 
