@@ -343,8 +343,9 @@ def test_a_model_that_predicts_nan_is_named(
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["replicated", "sharded"])
 def test_what_two_processes_evaluate_one_does_with_their_checkpoint(
-    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture, sharding: str
+    tmp_path: Path, capsys: pytest.CaptureFixture, sharding: str
 ) -> None:
+    scenes = write_scenes(tmp_path / "scenes")
     # One process has fewer images than the other: sharded, both must make as many passes.
     Image.new("L", (7, 7)).save(scenes / "annotations/validation/1.png")
     # Each process has batch statistics of its own, of which the checkpoint holds one's.
