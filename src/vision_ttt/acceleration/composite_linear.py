@@ -16,9 +16,9 @@ FEWEST_ROWS = 128
 class CompositeLinear(nn.Linear):
     """``nn.Linear`` by :func:`vision_ttt.ops.linear`: [..., in_features] → [..., out_features].
 
-    Calls of few rows, such as decoding's, and calls in evaluation mode run PyTorch's function. So
-    does a frozen layer between trained ones, since our backward pass computes every gradient. The
-    layer can be hooked, wrapped or replaced as any ``nn.Linear``.
+    Calls of few rows, such as decoding's, calls in evaluation mode, and frozen layers whose input
+    requires a gradient run PyTorch's function. The layer can be hooked, wrapped or replaced as any
+    ``nn.Linear``.
     """
 
     plain = nn.Linear
@@ -29,8 +29,10 @@ class CompositeLinear(nn.Linear):
 
 @torch.fx.wrap
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    wanted = weight.requires_grad or not x.requires_grad
-    if wanted and are_plain(x, weight, bias) and 0 < FEWEST_ROWS * weight.shape[1] <= x.numel():
+    # The op always computes the weight's gradient; PyTorch leaves it out for a frozen weight.
+    frozen = x.requires_grad and not weight.requires_grad
+    enough = 0 < FEWEST_ROWS * weight.shape[1] <= x.numel()
+    if enough and not frozen and are_plain(x, weight, bias):
         return linear(x, weight, bias)
     return F.linear(x, weight, bias)
 

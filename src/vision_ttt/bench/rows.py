@@ -6,6 +6,7 @@ import csv
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -231,16 +232,9 @@ def find_baseline(row: Row, name: str, rows: Iterable[Row]) -> Row | None:
 
     Times of different commands are not comparable, because the commands did not run in turns.
     """
-    return next(
-        (
-            other
-            for other in rows
-            if other.contender == name
-            and (other.run, other.measured) == (row.run, row.measured)
-            and (other.size, other.batch_size) == (row.size, row.batch_size)
-        ),
-        None,
-    )
+    place = attrgetter("run", "measured", "size", "batch_size")
+    beside = (other for other in rows if place(other) == place(row))
+    return next((other for other in beside if other.contender == name), None)
 
 
 def _parse_all(cells: Mapping[str, str], types: Mapping[str, Any]) -> dict[str, Any]:

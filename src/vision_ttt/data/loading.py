@@ -268,7 +268,7 @@ def evaluation_transform(data_config: dict[str, Any]) -> Transform:
 
     Where it crops the middle, only the middle of a very long image is resized. timm would resize an
     image of 3 × 20,000 pixels to a length of 1.7 million, and then crop most of it away. Where it
-    adds borders, the image is cut only as far as a pixel of its shorter side would not be left.
+    adds borders, the whole image is shown unless its shorter side would be less than a pixel.
     """
     transform = create_transform(
         input_size=data_config["input_size"],

@@ -23,9 +23,9 @@ class Picture(Protocol):
     """Pixels that are read in bands of rows, normalised as the model expects.
 
     A picture may have three further attributes. ``memory`` is the number of bytes that its library
-    takes, for the plan. A run resumes only with a ``normalisation`` of the same ``repr``. If
-    ``has_gaps`` is True, ``has_data(first, last)`` returns a mask [n, W] of the pixels that have
-    data. Pixels without data get the label 255.
+    takes, for the plan. ``normalisation`` is how pixels are normalised; a run resumes only if its
+    ``repr`` is the same. If ``has_gaps`` is True, ``has_data(first, last)`` returns a mask [n, W]
+    of the pixels that have data. Pixels without data get the label 255.
     """
 
     channels: int

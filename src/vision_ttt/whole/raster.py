@@ -133,7 +133,7 @@ class RasterPicture:
                 f"{self.path} has blocks of {rows} × {columns} pixels, each of which is "
                 "decoded as a whole: write it again in tiles of 256 × 256"
             )
-        # A block is there as decoded, and by bands in the cache.
+        # Memory holds a block twice: decoded, and in the cache by bands.
         self.memory = _CACHE + 40 * 2**20 + 2 * block
         self._file.read(self.bands, window=Window(self.width - 1, self.height - 1, 1, 1))
 

@@ -100,7 +100,7 @@ class TiffPicture:
             line = rows * self.channels * self.dtype.itemsize
             self._keeps, self.memory = line * self.width <= LARGEST_ROW, 0
             if not self._is_stored:
-                # A tile is there encoded, decoded, and in the copy that the decoder makes.
+                # While a tile is decoded, memory holds it encoded, decoded, and in a copy.
                 self.memory = 3 * line * columns + self._keeps * line * self.width
             self._held: tuple[int, np.ndarray] | None = None
             self.geographic = geographic_tags(page)
@@ -315,8 +315,8 @@ def write_mask(
             extratags=extra,
             **scale,
         )
-    # The writer stops at the last tile. The bands' end removes their scratch folder, from which a
-    # run resumes that is killed before the mask is written.
+    # The writer stops at the last tile. The end of the bands removes the scratch folder, from which
+    # a killed run resumes, so that it must come after the mask is written.
     for _ in bands:
         raise ValueError(f"the bands have more rows than the mask, which has {size[0]}")
 

@@ -132,7 +132,7 @@ def _check_whole(arguments: jsonargparse.Namespace) -> None:
     """Refuse what does not go with --whole."""
     for name in ("topk", "pictures", "masks", "json", "skip_bad", "num_workers"):
         if arguments[name]:
-            raise UserError(f"{flag(name)} does not go with --whole, which writes one mask")
+            raise UserError(f"{flag(name)} does not go with --whole")
     if arguments.device not in (None, "cpu"):
         raise UserError(f"--device is {arguments.device}; --whole runs on the cpu")
     if len(arguments.files) != 1:

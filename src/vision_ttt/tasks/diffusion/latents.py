@@ -96,7 +96,9 @@ class LatentImages(Dataset):
             self.targets = np.load(_targets(file), allow_pickle=False)
         except (ValueError, EOFError) as error:
             told = file.with_suffix(".json")
-            raise DatasetError(f"the latents of {told} are damaged ({error}); remove it") from error
+            raise DatasetError(
+                f"the latents of {told} are damaged ({error}); remove it to encode them anew"
+            ) from error
 
     def __len__(self) -> int:
         return len(self.moments)
