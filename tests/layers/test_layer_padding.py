@@ -114,9 +114,12 @@ def test_padding_of_inner_learners(kind, value):
     check_padding(call, tokens, others, absent(LENGTHS.tolist(), LENGTH), value)
 
 
-@pytest.mark.parametrize(
+EVERY_LAYER = pytest.mark.parametrize(
     "make", [*LAYERS.values(), *BOTH_WAYS.values()], ids=[*LAYERS, *(f"2 {x}" for x in BOTH_WAYS)]
 )
+
+
+@EVERY_LAYER
 def test_a_padded_row_gives_what_it_gives_alone(make):
     layer = randomised(make(), torch.float64)
     x = torch.randn(4, LENGTH, DIM, dtype=torch.float64)
@@ -124,6 +127,19 @@ def test_a_padded_row_gives_what_it_gives_alone(make):
     for row, length in enumerate(LENGTHS.tolist()):
         if length:
             assert_close(o[row, :length], layer(x[row : row + 1, :length])[0], 1e-10)
+
+
+@EVERY_LAYER
+def test_lengths_under_vmap(make):
+    """As for the gradients of single sequences; one tensor holds the lengths of all of them."""
+    layer = randomised(make())
+    x = torch.randn(4, LENGTH, DIM, generator=torch.Generator().manual_seed(3))
+
+    def alone(x, length):
+        return layer(x.unsqueeze(0), lengths=length.unsqueeze(0)).squeeze(0)
+
+    got = torch.vmap(alone)(x, LENGTHS)
+    assert_close(got, layer(x, lengths=LENGTHS), 1e-5)
 
 
 @pytest.mark.parametrize("name", LAYERS)

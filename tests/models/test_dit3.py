@@ -253,6 +253,21 @@ def test_time_is_embedded_in_float32_whatever_the_rest():
         assert_close(low, full(x, t, y), 5e-2)
 
 
+def test_gradients_of_single_images():
+    """By vmap, in which one tensor holds the labels of all images."""
+    model, each = small(), inputs(batch=3)
+
+    def loss(parameters, *one):
+        arguments = tuple(x.unsqueeze(0) for x in one)
+        return torch.func.functional_call(model, parameters, arguments).square().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0, 0))
+    got = gradients(dict(model.named_parameters()), *each)
+    model(*each).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert_close(got[name].sum(0), parameter.grad, 1e-4, name)
+
+
 def test_compiles_as_one_graph():
     model = small(depth=1)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -23,6 +23,7 @@ from vision_ttt.models.building import build_model
 from vision_ttt.models.registry import register_denoiser
 from vision_ttt.models.torchscript import NotScriptable
 from vision_ttt.models.weight_decay import undecayed_parameters
+from vision_ttt.ops._contract import is_readable
 
 torch.fx.wrap("sincos_table")
 
@@ -236,8 +237,7 @@ def _check_inputs(
         )
     if y.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"y must be classes as int64 or int32, got {y.dtype}")
-    # On a device, reading the labels would wait for it; in a compiled graph, break it.
-    if not torch.compiler.is_compiling() and y.is_cpu:
+    if is_readable(y):
         check_labels(y, num_classes, labels)
 
 

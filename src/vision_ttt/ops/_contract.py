@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
-from vision_ttt.ops._backend import autocast_kind
+from vision_ttt.ops._backend import autocast_kind, is_transformed
 from vision_ttt.ops._shapes import Axis, Shape, axis_text, bind, parse_axis, shape_text
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -371,14 +371,27 @@ def check_whole_numbers(op: str, name: str, x: Any, tokens: Tensor) -> None:
 def check_range(op: str, name: str, x: Tensor, most: int) -> None:
     """Raise an error unless all numbers of x are in 0 … most.
 
-    The check is skipped while torch.compile traces, and for tensors that are not on a CPU or that
-    are fake, without numbers.
+    The check is skipped where the numbers cannot be read, see :func:`is_readable`.
 
     Raises:
         ValueError: a number is not in the range, or x's storage has been freed.
     """
-    if torch.compiler.is_compiling() or x.device.type != "cpu" or isinstance(x, FakeTensor):
+    if not is_readable(x):
         return
     check_storages(op, {name: x})
     if not all(0 <= value <= most for value in x.tolist()):
         raise ValueError(f"{op}: {name} must be in 0 … {most}, got {x.tolist()}")
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether the numbers of x can be read at once.
+
+    They cannot on a device, which the call would wait for, while torch.compile traces, in a fake
+    tensor, and inside a torch.func transform: vmap has one tensor for the numbers of all its calls.
+    """
+    return not (
+        x.device.type != "cpu"
+        or torch.compiler.is_compiling()
+        or isinstance(x, FakeTensor)
+        or is_transformed()
+    )
