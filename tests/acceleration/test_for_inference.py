@@ -127,6 +127,8 @@ def test_methods_of_a_model_that_is_cast_take_float32_images():
         assert_close(features, model.forward_features(x), 5e-2)
         _, maps = fast.forward_intermediates(x, indices=2)
         assert [each.dtype for each in maps] == [torch.float32] * 2
+        (last,) = fast.get_intermediate_layers(x, n=1, norm=True)
+        assert_close(last, features[:, 1:], 1e-6)
         assert_close(fast.forward_head(features), fast(x), 2e-2)
 
 
@@ -400,6 +402,12 @@ def test_maps_of_pixels_lie_as_those_of_a_convolution(channels_last):
         assert for_inference(conv)(x).stride() == conv(x).stride()
         every_other = for_inference(conv)(x[..., ::2])
         assert every_other.stride() == conv(x[..., ::2]).stride()
+
+
+def test_maps_of_pixels_under_vmap():
+    fast, x = for_inference(nn.Conv2d(3, 8, 1)), torch.randn(2, 3, 6, 5)
+    with torch.no_grad():
+        assert_close(torch.vmap(fast)(x), fast(x), 1e-5)
 
 
 @pytest.mark.parametrize("module", [nn.Linear(0, 4), nn.Linear(4, 2, dtype=torch.complex64)])

@@ -117,9 +117,12 @@ class EvaluationOnly(nn.Module):
             if name == "model" or (name.startswith("__") and name.endswith("__")):
                 raise
             found = getattr(super().__getattr__("model"), name)
-            is_call = self.cast is not None and name.startswith("forward_")
+            is_call = self.cast is not None and name.startswith(_CALLS)
             return partial(self._with_casts, found) if is_call else found
 
+
+_CALLS = "forward_", "get_intermediate_layers"
+"""What the names of methods begin with that take images and return features, as in timm."""
 
 _WHAT_IT_IS = (
     "for_inference packed its weights for evaluation; train, load or change the model it was made "

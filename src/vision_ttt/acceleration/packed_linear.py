@@ -12,6 +12,7 @@ from torch.nn.utils import fuse_conv_bn_eval
 
 from vision_ttt.acceleration.supported_parts import UnsupportedPart, require
 from vision_ttt.layers.conv_stem import ConvNorm
+from vision_ttt.ops._backend import is_transformed
 from vision_ttt.ops.packed import pack, packed_linear, packed_patches, unpack
 
 
@@ -95,9 +96,7 @@ class PackedPatches(nn.Module):
         images = x if x.ndim == 4 else x.unsqueeze(0)
         out = packed_patches(images, self.packed, self.bias, self.out_channels, self.kernel_size)
         out = out.permute(0, 3, 1, 2)
-        if self.kernel_size == (1, 1) and not images.is_contiguous(
-            memory_format=torch.channels_last
-        ):
+        if self.kernel_size == (1, 1) and not _is_channels_last(images):
             out = out.contiguous()  # as a convolution's result, which callers take views of
         return out if x.ndim == 4 else out.squeeze(0)
 
@@ -137,6 +136,12 @@ class FoldedConvNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.conv(x.to(self.conv.weight.dtype)).to(x.dtype)
         return F.relu_(out) if self.relu else out
+
+
+def _is_channels_last(images: Tensor) -> bool:
+    if is_transformed():  # vmap does not support memory formats
+        return False
+    return images.is_contiguous(memory_format=torch.channels_last)
 
 
 def _hold_packed(holder: nn.Module, layer: nn.Linear | nn.Conv2d, dtype: torch.dtype) -> None:
