@@ -305,6 +305,12 @@ def test_inputs_that_do_not_fit(change, told):
         small()(**given)
 
 
+def test_what_is_no_tensor_is_refused():
+    x, _, y = inputs()
+    with pytest.raises(TypeError, match="t must be a tensor, got int"):
+        small()(x, 17, y)
+
+
 def test_guidance_that_does_not_fit():
     model = small()
     with pytest.raises(ValueError, match=r"two halves, got \[3, 4, 8, 8\]"):

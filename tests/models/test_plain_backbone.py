@@ -270,3 +270,8 @@ def test_images_without_pixels_are_refused(shape, pad):
     options = {"depth": 1, "dynamic_img_size": True, "dynamic_img_pad": pad}
     with pytest.raises(ValueError, match=r"images must be \[B, 3, H, W\], got \[1, 3, "):
         create_model("vittt_nano_patch4_32", **options)(images(*shape))
+
+
+def test_a_list_of_images_is_refused():
+    with pytest.raises(TypeError, match=r"must be a tensor \[B, 3, H, W\], got a list"):
+        create_model("vittt_nano_patch4_32", depth=1)([*images(2, 3, 32, 32)])

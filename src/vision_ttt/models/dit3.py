@@ -155,6 +155,7 @@ class DiT3(NotScriptable, nn.Module):
             [B, C, H, W], with ``learn_sigma`` [B, 2 C, H, W].
 
         Raises:
+            TypeError: an argument is no tensor.
             ValueError: shapes or labels do not fit.
         """
         self._refuse_tracing()
@@ -224,6 +225,9 @@ class DiT3(NotScriptable, nn.Module):
 def _check_inputs(
     x: Tensor, t: Tensor, y: Tensor, channels: int, patch_size: int, num_classes: int, labels: int
 ) -> None:
+    for name, given in (("x", x), ("t", t), ("y", y)):
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(given).__name__}")
     if x.ndim != 4 or x.shape[1] != channels:
         raise ValueError(f"x must be [B, {channels}, H, W], got {list(x.shape)}")
     height, width = x.shape[2:]

@@ -27,13 +27,13 @@ def check_images(x: Tensor, in_chans: int, only: tuple[int, int] | None) -> tupl
         H and W.
 
     Raises:
-        TypeError: they are a batch of NaFlex, which only plain backbones support.
+        TypeError: they are no tensor; a batch of NaFlex only plain backbones support.
         ValueError: they are not; the message names the argument that supports the size.
     """
-    if isinstance(x, dict):
+    if not isinstance(x, Tensor):
         raise TypeError(
-            f"images must be a tensor [B, {in_chans}, H, W], got a dict; batches of NaFlex are"
-            " supported by plain backbones made with dynamic_img_size=True"
+            f"images must be a tensor [B, {in_chans}, H, W], got a {type(x).__name__}; dicts, the"
+            " batches of NaFlex, are supported by plain backbones made with dynamic_img_size=True"
         )
     if x.ndim != 4 or x.shape[1] != in_chans or 0 in x.shape[2:]:
         raise ValueError(f"images must be [B, {in_chans}, H, W], got {list(x.shape)}")
