@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from language_models import MAMBA, small_model
 from tolerances import assert_close
 from vision_ttt.language import TTTCache, TTTForCausalLM
-from vision_ttt.layers import LinearAttention, TTTLinear
+from vision_ttt.layers import LinearAttention, LinearLearner, TTTLinear
 
 LENGTH = 23
 OFF = {"learnable_w0": False, "inner_norm": False, "learnable_eta": False}
@@ -78,6 +78,12 @@ def test_linear_attention_refuses_what_does_not_fit():
         attention(q, k, v, eta, state._replace(w=state.w[:1]))
     with pytest.raises(TypeError, match="state must be a LinearState, got Tensor"):
         attention(q, k, v, eta, state.w)
+    for name in ("w", "b", "position"):
+        with pytest.raises(ValueError, match=rf"state\.{name} is missing: the state cannot go on"):
+            attention(q, k, v, eta, state._replace(**{name: None}), return_state=True)
+    _, other = LinearLearner(2, 8)(q, k, v, eta, return_state=True)
+    with pytest.raises(ValueError, match="the state has a start_w: it is one of ttt_linear"):
+        attention(q, k, v, eta, other)
     with pytest.raises(ValueError, match="T must be at least 1"):
         attention(q[:, :0], k[:, :0], v[:, :0], eta[:, :0])
 

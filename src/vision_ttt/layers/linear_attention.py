@@ -81,6 +81,15 @@ class LinearAttention(nn.Module):
             raise TypeError(
                 f"LinearAttention: state must be a LinearState, got {type(state).__name__}"
             )
+        for name in ("w", "b", "position"):
+            if state is not None and getattr(state, name) is None:
+                raise ValueError(
+                    f"LinearAttention: state.{name} is missing: the state cannot go on"
+                )
+        if state is not None and state.start_w is not None:
+            raise ValueError(
+                "LinearAttention: the state has a start_w: it is one of ttt_linear, with other sums"
+            )
         before = (None, None) if state is None else (state.w, state.b)
         _CONTRACT.check((q, k, v, eta, *before, self.num_heads, self.head_dim))
         padding = padding_of("LinearAttention", lengths, q)
