@@ -155,6 +155,7 @@ def test_patches_that_overlap(stride):
     ("options", "message"),
     [
         ({"stride": 9}, "stride is 9; accepted: 1 to patch_size, 8"),
+        ({"stride": 5, "patch_size": (8, 4)}, r"accepted: 1 to patch_size, \(8, 4\)"),
         ({"stride": 5}, "images of 32 × 32 pixels are not whole patches of 8 × 8 at a stride of 5"),
         ({"stride": 4, "dynamic_img_pad": True}, "dynamic_img_pad is not supported for patches"),
     ],
@@ -163,6 +164,7 @@ def test_strides_that_do_not_fit_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         small(**options)
     assert small(stride=8).state_dict().keys() == small().state_dict().keys()
+    assert small(stride=4, patch_size=(8, 8)).patch_embed.grid_size == (7, 7)
 
 
 def test_parameters_that_do_not_decay():

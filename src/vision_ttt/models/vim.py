@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from timm.layers import to_2tuple
 from torch import nn
 
 from vision_ttt.layers import ExtraTokens
@@ -105,7 +106,11 @@ class Vim(PlainBackbone):
 
 
 def _check_stride(
-    stride: int, img_size: int | tuple[int, int], patch_size: int, *, pad: bool
+    stride: int,
+    img_size: int | tuple[int, int],
+    patch_size: int | tuple[int, int],
+    *,
+    pad: bool,
 ) -> None:
     """Check patches that overlap.
 
@@ -115,7 +120,7 @@ def _check_stride(
     """
     check_sides(img_size, patch_size, whole_patches=False)
     check_arguments(stride=stride)
-    if stride > patch_size:
+    if stride > min(to_2tuple(patch_size)):
         raise ValueError(f"stride is {stride}; accepted: 1 to patch_size, {patch_size}")
     if pad:
         raise ValueError("dynamic_img_pad is not supported for patches that overlap (stride)")
