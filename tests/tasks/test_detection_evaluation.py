@@ -193,8 +193,8 @@ def test_masks_are_encoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(evaluation, "_CHUNK", 7 * width * height)
     own = detections(output, (height, width))
     assert max(seen) == 7
-    assert sum(seen) == len(own.masks) == len(own.scores) == 100
-    order = output["scores"].argsort(descending=True)[:100]
+    assert sum(seen) == len(own.masks) == len(own.scores) == count
+    order = output["scores"].argsort(descending=True)
     np.testing.assert_array_equal(own.boxes, output["boxes"][order].numpy())
     np.testing.assert_array_equal(own.labels, output["labels"][order].numpy())
     whole = paste_masks_in_image(output["masks"][order], output["boxes"][order], (height, width))

@@ -23,8 +23,6 @@ from vision_ttt.errors import DamagedModel
 _LOGGER = logging.getLogger(__name__)
 
 KINDS: tuple[Literal["box"], Literal["mask"]] = ("box", "mask")
-MOST_DETECTIONS = 100
-"""Per image; those of the least scores beyond are left out."""
 MASK_THRESHOLD = 0.5
 """Probability above which a pixel is the object's."""
 _SIZES = ("small", "medium", "large")
@@ -34,7 +32,7 @@ _ALL_SIZES, _MOST = 0, -1  # places among COCO's ranges of sizes and numbers of 
 
 @dataclass(frozen=True, eq=False)
 class Detections:
-    """The objects that a detector finds in one image, at most 100, best first."""
+    """The objects that a detector finds in one image, best first."""
 
     boxes: np.ndarray
     """Corners x, y, x, y [n, 4] float32 in pixels of the original image."""
@@ -103,7 +101,7 @@ def detections(output: Mapping[str, Tensor], size: tuple[int, int]) -> Detection
             the boxes.
         size: height and width of the image.
     """
-    order = output["scores"].argsort(descending=True, stable=True)[:MOST_DETECTIONS]
+    order = output["scores"].argsort(descending=True, stable=True)
     kept = {name: values[order].float() for name, values in output.items()}
     step = max(_CHUNK // (size[0] * size[1]), 1)
     encoded: list[Rle] = []
