@@ -165,6 +165,12 @@ def test_what_cannot_be_built_is_named(build, case):
         build(name, num_classes=3, dense={**STAGES, **dense}, **arguments)
 
 
+@pytest.mark.parametrize("build", [build_detector, build_segmenter])
+def test_dense_is_a_mapping(build):
+    with pytest.raises(DenseModelError, match="dense is None; accepted: a mapping"):
+        build("resnet18", num_classes=3, dense=None)
+
+
 @pytest.mark.parametrize(
     ("sizes", "told"),
     [

@@ -71,7 +71,7 @@ def build_segmenter(
         DenseModelError: as :func:`build_detector`.
         MissingPackageError: transformers is not installed.
     """
-    if dense.get("maps") == _OF_ONE_MAP:
+    if isinstance(dense, Mapping) and dense.get("maps") == _OF_ONE_MAP:
         _check_keys("dense of maps 'tokens'", dense, ["maps", _OF_ONE_MAP])
         return _built(LinearSegmenter, name, num_classes, None, dense, backbone_arguments)
     sizes, rest = _sizes(SegmenterSizes, dense)
