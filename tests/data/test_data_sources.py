@@ -143,8 +143,10 @@ def test_name_that_timm_cannot_read() -> None:
         open_dataset(DatasetSpec("torch/nonsense"))
 
 
-def test_torchvision_dataset_by_name(image_folder: Path) -> None:
-    data = open_dataset(DatasetSpec("torch/image_folder", dataset_root=str(image_folder)))
+def test_torchvision_dataset_by_name(image_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(image_folder.parent))
+    root = f"~/{image_folder.name}"
+    data = open_dataset(DatasetSpec("torch/image_folder", dataset_root=root))
     assert (len(data.train), len(data.test), data.classes) == (16, 8, ("dark", "light"))
     (image_folder / "train" / "dark" / "0.png").write_bytes(b"")
     with pytest.raises(ImageError, match="0 of torch/image_folder"):

@@ -358,7 +358,7 @@ def _timm_part(spec: DatasetSpec, split: str, *, is_training: bool) -> Dataset:
     try:
         dataset = timm.data.create_dataset(
             spec.dataset,
-            root=spec.dataset_root,
+            root=None if spec.dataset_root is None else os.path.expanduser(spec.dataset_root),
             split=split,
             is_training=is_training,
             trust_remote_code=False,
