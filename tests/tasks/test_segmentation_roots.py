@@ -110,6 +110,17 @@ def test_options_of_what_is_not_registered_are_refused(
     assert asked == []
 
 
+def test_classes_of_a_registered_root_differ(
+    asked: list, recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """Predicted masks find a class by its name."""
+    opened = ROOTS["rectangles"]({})
+    twice = opened._replace(classes=(*CLASSES, CLASSES[0]))
+    monkeypatch.setitem(ROOTS, "rectangles", lambda options: twice)
+    assert main(["train", str(recipe(root="rectangles"))]) == 2
+    assert f"rectangles has {CLASSES[0]} more than once" in capsys.readouterr().err
+
+
 def test_a_root_is_registered_once(asked: list) -> None:
     register_root("rectangles", ROOTS["rectangles"])
     with pytest.raises(ValueError, match="a set of images and masks 'rectangles' already"):

@@ -180,12 +180,21 @@ def read_classes(root: Path, file: Path | None = None) -> tuple[str, ...]:
     empty = [number for number, name in enumerate(names, start=1) if not name]
     if empty:
         raise DatasetError(f"{file}: class {empty[0]} has no name")
+    check_names(file, names)
+    return tuple(names)
+
+
+def check_names(source: Path | str, names: Sequence[str]) -> None:
+    """Check that class names differ, and that there are from 2 to as many as a byte's labels.
+
+    Raises:
+        DatasetError: they do not; names their source.
+    """
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise DatasetError(f"{file} has {some(twice)} more than once")
+        raise DatasetError(f"{source} has {some(twice)} more than once")
     if not 2 <= len(names) <= IGNORED - 1:
-        raise DatasetError(f"{file} has {len(names)} classes; 2 to {IGNORED - 1} are accepted")
-    return tuple(names)
+        raise DatasetError(f"{source} has {len(names)} classes; 2 to {IGNORED - 1} are accepted")
 
 
 def _levels(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -37,7 +37,7 @@ class LabelledSet(NamedTuple):
     """A set of images with their masks, in two parts."""
 
     classes: tuple[str, ...]
-    """Names of the labels, from 0."""
+    """Names of the labels, from 0, all different."""
     train: Dataset
     """Its items are :class:`vision_ttt.data.mask_folders.LabelledImage`."""
     test: Dataset

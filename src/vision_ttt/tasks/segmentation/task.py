@@ -18,7 +18,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from vision_ttt.data import DatasetError, SeededItems
 from vision_ttt.data.loading import without_damaged
-from vision_ttt.data.mask_folders import IGNORED, open_mask_folders, read_classes
+from vision_ttt.data.mask_folders import IGNORED, check_names, open_mask_folders, read_classes
 from vision_ttt.dense.building import build_segmenter
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import MachineSection, TaskSection, TrainConfig
@@ -266,6 +266,7 @@ def open_parts(
     """
     if data.root in ROOTS:
         opened = ROOTS[data.root](data.root_options)
+        check_names(data.root, opened.classes)
         return opened.classes, {part: getattr(opened, part) for part in parts}
     root = Path(data.root).expanduser()
     if not root.is_dir():
