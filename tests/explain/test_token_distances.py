@@ -46,6 +46,8 @@ def test_distances_of_timms_transformer(images):
     assert_close(found[:, 0, 0, 0], (x[:, 3] - x[:, 0]).norm(dim=-1), 1e-4)
     with pytest.raises(TypeError, match="need a plain backbone"):
         token_distances(timm.create_model("resnet18"), images)
+    with pytest.raises(ValueError, match="the images do not fit the model: Input height"):
+        token_distances(model, images[..., 1:, :])
 
 
 def test_small_distances_are_exact():

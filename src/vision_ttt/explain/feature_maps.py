@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 
@@ -42,11 +44,18 @@ def feature_maps(model: nn.Module, images: Tensor, *, last: bool = False) -> lis
             f"of timm have it), got {type(model).__name__}"
         )
     check_images(images)
-    try:
+    with assertions_as_errors():
         return model.forward_intermediates(
             images, indices=1 if last else None, output_fmt="NCHW", intermediates_only=True
         )
-    except AssertionError as error:  # timm's models check sizes by assertions
+
+
+@contextmanager
+def assertions_as_errors() -> Iterator[None]:
+    """Raise a ValueError where a model of timm, which checks sizes by assertions, fails one."""
+    try:
+        yield
+    except AssertionError as error:
         raise ValueError(f"the images do not fit the model: {error}") from error
 
 

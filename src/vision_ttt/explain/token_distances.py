@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.explain.feature_maps import check_images, token_grid
+from vision_ttt.explain.feature_maps import assertions_as_errors, check_images, token_grid
 from vision_ttt.models.evaluation_mode import evaluation_mode
 
 
@@ -31,7 +31,7 @@ def token_distances(model: nn.Module, images: Tensor) -> Tensor:
         ValueError: the images do not fit the model.
     """
     check_images(images)
-    with evaluation_mode(model):
+    with evaluation_mode(model), assertions_as_errors():
         if hasattr(model, "split_tokens"):  # also of a compiled or packed plain backbone
             tokens, others = model.split_tokens(model.forward_features(images))
         elif hasattr(model, "num_prefix_tokens") and hasattr(model, "forward_features"):
