@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tolerances import assert_close
 from vision_ttt import TTTLinear
-from vision_ttt.explain import inner_loss_course, inner_losses, trace_layers
+from vision_ttt.explain import fast_weights, inner_loss_course, inner_losses, trace_layers
 from vision_ttt.layers import TTTMLP
 
 
@@ -67,6 +67,12 @@ def test_a_compiled_model_that_has_run_is_traced(images, in_place):
         model(images)
     (trace,) = trace_layers(model, images).values()
     assert torch.equal(trace.loss, wanted)
+
+
+@pytest.mark.parametrize("look", [inner_losses, inner_loss_course, fast_weights])
+def test_a_mean_over_no_image_is_refused(look):
+    with pytest.raises(ValueError, match=r"at least one image, got \[0, 3, 32, 32\]"):
+        look(nano(), torch.zeros(0, 3, 32, 32))
 
 
 def test_the_model_is_released_when_it_fails():

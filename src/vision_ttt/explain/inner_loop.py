@@ -131,7 +131,12 @@ def examine(
 
     Returns:
         Layer's name → the result of ``look`` for its last call, in the order of calls.
+
+    Raises:
+        ValueError: there are layers, and no image.
     """
+    if layers and not len(images):
+        raise ValueError(f"there must be at least one image, got {list(images.shape)}")
     results: dict[str, Result] = {}
     handles = []
     for name, layer in layers.items():
