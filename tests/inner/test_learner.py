@@ -348,6 +348,8 @@ def test_low_precision_in_float32_inside(dtype):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"learning_rate": -1.0}, "learning_rate must be at least 0, got -1.0"),
+        ({"learning_rate": float("inf")}, "learning_rate must be at most"),
         ({"momentum": -0.1}, "momentum must be at least 0, got -0.1"),
         ({"momentum": float("nan")}, "momentum must be at least 0, got nan"),
         ({"mini_batch_size": 0}, "mini_batch_size must be at least 1, got 0"),

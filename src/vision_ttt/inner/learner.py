@@ -57,7 +57,7 @@ class Learner:
     Args:
         model: f(params, x [n, d]) → [n, d], see :mod:`vision_ttt.inner.models`.
         loss: L(V̂, V) of a batch → scalar, see :mod:`vision_ttt.inner.losses`.
-        learning_rate: α.
+        learning_rate: α ≥ 0.
         momentum: β ≥ 0; the velocity is 0 at the start of every call.
         mini_batch_size: tokens per step, b; the last mini-batch may be short. None for all tokens.
         causal: see above.
@@ -82,7 +82,8 @@ class Learner:
     checkpoint: bool = False
 
     def __post_init__(self) -> None:
-        check_number("Learner", "momentum", self.momentum, Real(0))
+        for name in ("learning_rate", "momentum"):
+            check_number("Learner", name, getattr(self, name), Real(0))
         if self.mini_batch_size is not None:
             check_number("Learner", "mini_batch_size", self.mini_batch_size, Whole(1))
         check_number("Learner", "epochs", self.epochs, Whole(1))
