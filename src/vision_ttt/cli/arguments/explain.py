@@ -88,7 +88,7 @@ class _Flags:
     batch_size: int = within(8, 1, LARGEST_BATCH)
     """images at once"""
     overwrite: bool = False
-    """overwrite existing figures in the folder"""
+    """replace figures of the same names in the folder; figures of other names stay"""
 
 
 @dataclass
