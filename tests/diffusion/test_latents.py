@@ -175,8 +175,9 @@ def test_training_and_sampling(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     latents = tmp_path / "latents"
-    fields = {"autoencoder": autoencoder, "latents": str(latents), "horizontal_flip": 0.5}
+    fields = {"autoencoder": autoencoder, "latents": "~/latents", "horizontal_flip": 0.5}
     result = train(resolve(tiny_fields(**LATENT, **fields)))
     assert result.model.in_channels == 4
     assert result.model.input_size == (8, 8)

@@ -166,6 +166,15 @@ def test_weights_of_another_model_than_the_teachers(fields: Fields) -> None:
         Teacher(section, 2)
 
 
+def test_the_teachers_weights_lie_below_the_home_folder(
+    fields: Fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = fields()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = resolve({**given, "teacher_weights": f"~/{Path(given['teacher_weights']).name}"})
+    assert Teacher(config.task, 2).widths == [48]
+
+
 def test_a_students_checkpoint_needs_no_teacher(
     fields: Fields, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -94,7 +94,7 @@ class Diffusion(ImageTask):
         self.check_model(model)
         self.input = data_config(model)
         seed = self.config.run.seed
-        folder = Path(self.config.task.latents)
+        folder = Path(self.config.task.latents).expanduser()
         flip = self.config.data.horizontal_flip
         train, test = self._latents("train", folder, flip > 0), self._latents("test", folder)
         self.train_set = latent_items(train, seed, flip=flip)

@@ -72,7 +72,7 @@ class Teacher:
                 raise ConfigError(
                     f"teacher {name}: {reason_of(error)}; give its weights by teacher_weights"
                 ) from error
-        path = Path(weights_path(section.teacher_weights))
+        path = Path(weights_path(section.teacher_weights)).expanduser()
         arguments.setdefault("num_classes", classes if self.match == "logits" else 0)
         model = build_model(name, arguments)
         weights, text = read_tensors(path)
