@@ -74,6 +74,16 @@ def test_makes_a_checkpoint_that_computes_what_the_release_did(model, released, 
         assert_close(by_timm(tensors["input.image"]), tensors["output.logits"], 2e-5)
 
 
+def test_images_need_not_be_squares(released, tmp_path):
+    """16 patches of 16 × 16 pixels, as in the release."""
+    out, model = tmp_path / "out.safetensors", "vim_tiny_patch16_224"
+    size = "--arguments.img_size=[32, 128]"
+    assert main(["convert", released(GOLDENS[model]), str(out), *flags(model), size]) == 0
+    loaded, metadata = load_model(out)
+    assert list(metadata.carried["input"]["input_size"]) == [3, 32, 128]
+    assert loaded(torch.zeros(1, 3, 32, 128)).shape == (1, 10)
+
+
 def test_an_imagenet_checkpoint_has_imagenets_classes(tmp_path):
     model = timm.create_model("vit3_tiny_patch16_224", depth=1, embed_dim=32, num_heads=2)
     weights = {key.replace(".ttt.", ".attn."): x for key, x in model.state_dict().items()}

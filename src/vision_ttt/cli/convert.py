@@ -61,8 +61,7 @@ def _metadata(
 ) -> ModelMetadata:
     """What `eval`, `predict` and `sample` need; classes are ImageNet's folders, or else numbers."""
     count = model_args["num_classes"]
-    size = model_args.get("img_size")
-    own_size = size if isinstance(size, int) and family.diffusion is None else None
+    own_size = model_args.get("img_size") if family.diffusion is None else None
     imagenet = ImageNetInfo()
     named = count == imagenet.num_classes()
     carried = {
