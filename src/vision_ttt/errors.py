@@ -27,6 +27,10 @@ class DamagedItem(UserError, ValueError):
         # By default, an exception is unpickled from its message alone.
         return type(self), (str(self), self.name)
 
+    def with_remedy(self) -> "DamagedItem":
+        """Return this error with the flag that leaves out what cannot be read."""
+        return type(self)(f"{self}; --skip-bad leaves out what cannot be read", self.name)
+
 
 class DamagedModel(UserError, ArithmeticError):
     """A model computes NaN or infinity; what would be measured of it means nothing."""

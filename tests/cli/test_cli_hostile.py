@@ -255,7 +255,9 @@ def test_others_loaders_start_no_program(
     Image.new("RGB", (9, 9)).save(tmp_path / "images" / "dark" / "0.png", "EPS")
     dataset = ["--dataset", "torch/image_folder", "--dataset-root", str(tmp_path / "images")]
     assert main(["eval", str(folder / "c.safetensors"), *dataset]) == 2
-    assert "cannot decode image 0 of torch/image_folder" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "cannot decode image 0 of torch/image_folder" in told
+    assert "; --skip-bad leaves out what cannot be read" in told
     assert not started.exists()
 
 

@@ -53,8 +53,11 @@ def test_csv_and_json_tell_what_each_image_gives_by_itself(
     bad = image_folder / "val" / "dark" / "1.png"
     bad.write_bytes(b"\x89PNG")
     folder = str(image_folder / "val")
-    command = ["predict", folder, "--checkpoint", checkpoint, "--skip-bad", "--topk", "2"]
+    command = ["predict", folder, "--checkpoint", checkpoint, "--topk", "2"]
     command += ["--batch_size", "3", "--num_workers", workers]
+    assert main(command) == 2
+    assert "; --skip-bad leaves out what cannot be read" in capsys.readouterr().err
+    command.append("--skip-bad")
     for name in ("out.csv", "out.json"):
         assert main([*command, "--output", str(tmp_path / name)]) == 0
         said = capsys.readouterr()

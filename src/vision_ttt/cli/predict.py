@@ -55,7 +55,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         for found, damaged in predictor.predict(files):
             for error in damaged:
                 if not arguments.skip_bad:
-                    raise error
+                    raise error.with_remedy() if len(files) > 1 else error
                 skipped.append(error.name)
                 errors.say(f"skipped: {error}")
             predictions += found

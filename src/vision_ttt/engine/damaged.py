@@ -23,11 +23,7 @@ class DamagedItems:
         """
         for error in batch["damaged"]:
             if not self.skip:
-                try:
-                    raise error
-                finally:
-                    # The error refers to this frame; a cycle would keep all that lies above it.
-                    del error
+                raise error.with_remedy()
             if error.name not in self.names:
                 self.names.append(error.name)
                 _LOGGER.warning("skipped: %s", error)

@@ -27,8 +27,8 @@ def check_images(x: Tensor, in_chans: int, only: tuple[int, int] | None) -> tupl
         H and W.
 
     Raises:
-        TypeError: they are no tensor; a batch of NaFlex only plain backbones support.
-        ValueError: they are not; the message names the argument that supports the size.
+        TypeError: they are not a tensor; only plain backbones support a NaFlex batch, a dict.
+        ValueError: the model does not support them; the message names the argument that does.
     """
     if not isinstance(x, Tensor):
         raise TypeError(
