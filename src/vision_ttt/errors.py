@@ -27,9 +27,9 @@ class DamagedItem(UserError, ValueError):
         # By default, an exception is unpickled from its message alone.
         return type(self), (str(self), self.name)
 
-    def with_remedy(self) -> "DamagedItem":
-        """Return this error with the flag that leaves out what cannot be read."""
-        return type(self)(f"{self}; --skip-bad leaves out what cannot be read", self.name)
+    def name_flag(self) -> None:
+        """Add to the message the flag that leaves out what cannot be read."""
+        self.args = (f"{self}; --skip-bad leaves out what cannot be read",)
 
 
 class DamagedModel(UserError, ArithmeticError):

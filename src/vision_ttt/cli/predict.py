@@ -55,7 +55,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
         for found, damaged in predictor.predict(files):
             for error in damaged:
                 if not arguments.skip_bad:
-                    raise error.with_remedy() if len(files) > 1 else error
+                    if len(files) > 1:
+                        error.name_flag()
+                    raise error
                 skipped.append(error.name)
                 errors.say(f"skipped: {error}")
             predictions += found

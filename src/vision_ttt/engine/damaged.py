@@ -23,7 +23,12 @@ class DamagedItems:
         """
         for error in batch["damaged"]:
             if not self.skip:
-                raise error.with_remedy()
+                error.name_flag()
+                try:
+                    raise error
+                finally:
+                    # The error refers to this frame; a cycle would keep all that lies above it.
+                    del error
             if error.name not in self.names:
                 self.names.append(error.name)
                 _LOGGER.warning("skipped: %s", error)
