@@ -82,7 +82,7 @@ def test_linear_attention_refuses_what_does_not_fit():
         with pytest.raises(ValueError, match=rf"state\.{name} is missing: the state cannot go on"):
             attention(q, k, v, eta, state._replace(**{name: None}), return_state=True)
     _, other = LinearLearner(2, 8)(q, k, v, eta, return_state=True)
-    with pytest.raises(ValueError, match="the state has a start_w: it is one of ttt_linear"):
+    with pytest.raises(ValueError, match="state has start_w: it is a state of ttt_linear"):
         attention(q, k, v, eta, other)
     with pytest.raises(ValueError, match="T must be at least 1"):
         attention(q[:, :0], k[:, :0], v[:, :0], eta[:, :0])

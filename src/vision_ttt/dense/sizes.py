@@ -42,7 +42,7 @@ class DetectorSizes:
     nms_threshold: float = 0.5
     """Largest IoU of two detections of one class."""
     detections: int = 100
-    """Of an image at most. COCO's average precision counts 100 of an image and class at most."""
+    """Largest number per image. COCO's average precision counts at most 100 per image and class."""
 
     def __post_init__(self) -> None:
         _check(self, rates=("score_threshold", "nms_threshold"))

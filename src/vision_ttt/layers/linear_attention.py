@@ -77,19 +77,8 @@ class LinearAttention(nn.Module):
         Raises:
             TypeError, ValueError: the tensors, the state or the lengths do not fit.
         """
-        if state is not None and not isinstance(state, LinearState):
-            raise TypeError(
-                f"LinearAttention: state must be a LinearState, got {type(state).__name__}"
-            )
-        for name in ("w", "b", "position"):
-            if state is not None and getattr(state, name) is None:
-                raise ValueError(
-                    f"LinearAttention: state.{name} is missing: the state cannot go on"
-                )
-        if state is not None and state.start_w is not None:
-            raise ValueError(
-                "LinearAttention: the state has a start_w: it is one of ttt_linear, with other sums"
-            )
+        if state is not None:
+            _check_state(state)
         before = (None, None) if state is None else (state.w, state.b)
         _CONTRACT.check((q, k, v, eta, *before, self.num_heads, self.head_dim))
         padding = padding_of("LinearAttention", lengths, q)
@@ -139,3 +128,16 @@ class LinearAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}, normalised={self.normalised}"
+
+
+def _check_state(state: LinearState) -> None:
+    """Raise an error unless a state is one that LinearAttention returned."""
+    if not isinstance(state, LinearState):
+        raise TypeError(f"LinearAttention: state must be a LinearState, got {type(state).__name__}")
+    for name in ("w", "b", "position"):
+        if getattr(state, name) is None:
+            raise ValueError(f"LinearAttention: state.{name} is missing: the state cannot go on")
+    if state.start_w is not None:
+        raise ValueError(
+            "LinearAttention: state has start_w: it is a state of ttt_linear, whose sums differ"
+        )

@@ -155,7 +155,7 @@ class DiT3(NotScriptable, nn.Module):
             [B, C, H, W], with ``learn_sigma`` [B, 2 C, H, W].
 
         Raises:
-            TypeError: an argument is no tensor.
+            TypeError: an argument is not a tensor.
             ValueError: shapes or labels do not fit.
         """
         self._refuse_tracing()

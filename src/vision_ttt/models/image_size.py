@@ -32,8 +32,8 @@ def check_images(x: Tensor, in_chans: int, only: tuple[int, int] | None) -> tupl
     """
     if not isinstance(x, Tensor):
         raise TypeError(
-            f"images must be a tensor [B, {in_chans}, H, W], got a {type(x).__name__}; dicts, the"
-            " batches of NaFlex, are supported by plain backbones made with dynamic_img_size=True"
+            f"images must be a tensor [B, {in_chans}, H, W], got a {type(x).__name__}; a NaFlex"
+            " batch, a dict, requires a plain backbone made with dynamic_img_size=True"
         )
     if x.ndim != 4 or x.shape[1] != in_chans or 0 in x.shape[2:]:
         raise ValueError(f"images must be [B, {in_chans}, H, W], got {list(x.shape)}")

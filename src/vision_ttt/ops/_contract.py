@@ -384,10 +384,10 @@ def check_range(op: str, name: str, x: Tensor, most: int) -> None:
 
 
 def is_readable(x: Tensor) -> bool:
-    """Whether the numbers of x can be read at once.
+    """Whether the numbers of x can be read without waiting.
 
-    They cannot on a device, which the call would wait for, while torch.compile traces, in a fake
-    tensor, and inside a torch.func transform: vmap has one tensor for the numbers of all its calls.
+    Returns False for a tensor on a device, for a fake tensor, while torch.compile traces, and
+    inside a torch.func transform, because under vmap one tensor holds the numbers of all calls.
     """
     return not (
         x.device.type != "cpu"
