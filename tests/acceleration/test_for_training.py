@@ -244,6 +244,14 @@ def test_what_stays_as_it_is_is_named(build, message):
     assert [type(x) for x in module.modules()] == kinds
 
 
+def test_a_refused_model_keeps_what_an_earlier_call_changed():
+    module = nn.Sequential(for_training(nn.Linear(3, 4)), _hooked(make_block(), "mlp.fc1"))
+    kinds = [type(x) for x in module.modules()]
+    with pytest.raises(ValueError, match="has a hook"):
+        for_training(module, strict=True)
+    assert [type(x) for x in module.modules()] == kinds
+
+
 def test_names_of_many_are_one_line():
     many = nn.Sequential(*(_hooked(make_block(), "mlp.fc1") for _ in range(5)))
     with pytest.warns(RuntimeWarning, match=r"are: 0 and 4 more \(mlp.fc1 has a hook\)$"):

@@ -163,6 +163,14 @@ def test_latents_are_mirrored_as_often_as_images_are_flipped() -> None:
     assert share(0.1) == pytest.approx(0.1, abs=0.03)
 
 
+def test_an_autoencoder_in_the_home_folder(
+    autoencoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(autoencoder)
+    monkeypatch.setenv("HOME", str(path.parent))
+    assert Autoencoder(f"~/{path.name}").channels == 4
+
+
 def test_an_autoencoder_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         Autoencoder(str(tmp_path))

@@ -168,6 +168,12 @@ def test_damaged_files_of_a_tokenizer(tmp_path: Path, files: dict[str, str], cap
     assert told.count("\n") == 1
 
 
+def test_a_tokenizer_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(tmp_path / "folder", _files())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert FolderTokenizer("~/folder").encode("a b").tolist() == [1, 2]
+
+
 def test_ids_beyond_any_vocabulary_take_no_memory(tmp_path: Path) -> None:
     files = _files(lambda tokenizer, _: tokenizer["model"]["vocab"].update(a=2_000_000_000))
     with pytest.raises(ConfigError, match=r"is 2000000001; it must be from 1 to 16,777,216"):

@@ -40,7 +40,7 @@ def for_training(model: nn.Module, *, strict: bool = False) -> nn.Module:
 
     Args:
         model: on any device. It must not have been compiled or sharded yet.
-        strict: raise instead of warn.
+        strict: raise instead of warn, and leave the model as it was.
 
     Returns:
         ``model``. :func:`to_plain` reverts it.
@@ -50,11 +50,15 @@ def for_training(model: nn.Module, *, strict: bool = False) -> nn.Module:
         ValueError: the model is the result of :func:`vision_ttt.for_inference`; with ``strict``
             also: a module of these kinds has no composite form.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    kinds = [(module, type(module)) for module in model.modules()]
     left = use_composite_ops(model)
     if left:
         message = f"for_training leaves as they are: {left}"
         if strict:
-            to_plain(model)
+            for module, kind in kinds:
+                module.__class__ = kind
             raise ValueError(message)
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     return model
@@ -70,8 +74,6 @@ def to_plain(model: nn.Module) -> nn.Module:
 
 def use_composite_ops(model: nn.Module) -> str:
     """Do what :func:`for_training` does; return what keeps its class and why, or ""."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     if any(isinstance(module, EvaluationOnly) for module in model.modules()):
         raise ValueError("for_inference has packed this model for evaluation; give the original")
     for module in model.modules():

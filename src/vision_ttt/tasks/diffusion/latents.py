@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,10 @@ class Autoencoder:
 
         try:
             model = AutoencoderKL.from_pretrained(
-                name, use_safetensors=True, local_files_only=True, trust_remote_code=False
+                os.path.expanduser(name),
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
             )
         # Of a folder that holds something else, diffusers raises anything.
         except Exception as error:

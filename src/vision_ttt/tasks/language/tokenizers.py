@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -95,6 +96,7 @@ class FolderTokenizer(Tokenizer):
 
         from vision_ttt.tasks.language.code_refusal import code_refused
 
+        folder = os.path.expanduser(folder)
         if not Path(folder).is_dir():
             raise ConfigError(
                 f"tokenizer is {folder!r}; it must be {BYTES!r} or the folder of a tokenizer of"
