@@ -9,12 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
+from tolerances import assert_close
 from vision_ttt.cli.main import main
 from vision_ttt.data import stack_sequences
 from vision_ttt.engine import ConfigError, train
 from vision_ttt.errors import Interrupted, UserError
 from vision_ttt.recipes import resolve
 from vision_ttt.tasks import load_model
+from vision_ttt.tasks.images.backbones import checkpoint_backbone
 from vision_ttt.tasks.images.models import carried_sequences
 from vision_ttt.tasks.images.task import test_transform as transform_of
 
@@ -82,6 +84,21 @@ def test_a_run_on_sequences_goes_on_where_it_was_killed_and_predicts(
         with torch.no_grad():
             alone = model.eval()(stack_sequences([image])).softmax(-1)
         assert each["top"][0]["probability"] == pytest.approx(alone.max().item(), abs=1e-5)
+
+
+def test_an_explained_classifier_sees_the_picture_that_it_classifies(
+    shaped_folder: Path, tiny_fields: Fields
+) -> None:
+    weights = train(resolve(tiny_fields(naflex=24, epochs=1))).run_dir / "last.safetensors"
+    model, metadata = load_model(str(weights))
+    cut = transform_of(metadata.carried["input"], carried_sequences(metadata.carried))
+    backbone = checkpoint_backbone(model, metadata, shorter_side=None)
+    picture = Image.effect_noise((90, 30), 60).convert("RGB")
+    image = backbone.prepare(picture)
+    assert image.shape[2] > 2 * image.shape[1]
+    with torch.no_grad():
+        wanted = model(stack_sequences([cut(picture)]))
+        assert_close(backbone.model(image[None]), wanted, 1e-5)
 
 
 def test_export_says_that_it_states_another_preprocessing(

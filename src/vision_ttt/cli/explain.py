@@ -84,7 +84,8 @@ def _looked_at(kind: Kind, subject: Subject, batch: Batch, former: Sequence[Part
             listed = " and ".join(f"{height} × {width}" for height, width in sizes)
             raise UserError(
                 f"{kind.what} needs images of one size; {subject.name} is shown images of {listed}"
-                " pixels: leave --shorter-side out, or give images of one proportion"
+                " pixels: give images of one proportion; without --shorter-side, a classifier"
+                " that was trained on crops is shown crops of one size"
             )
     try:
         return batch._replace(images=batch.images.cpu()), kind.look(subject, batch.images)

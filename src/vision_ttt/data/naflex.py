@@ -26,10 +26,15 @@ class Sequences(NamedTuple):
         own = {"patch_size": self.patch, "max_seq_len": self.tokens}
         return {"naflex": True, "patchify": True, **own}
 
-    def evaluation_transform(self, data_config: Mapping[str, Any]) -> Transform:
-        """Return timm's evaluation transform: all of the image, resized and cut into patches."""
+    def evaluation_transform(
+        self, data_config: Mapping[str, Any], *, patchify: bool = True
+    ) -> Transform:
+        """Return timm's evaluation transform: all of the image, resized and cut into patches.
+
+        Without `patchify` it returns the resized image [3, H, W] that it would cut.
+        """
         own = {key: data_config[key] for key in ("input_size", "interpolation", "mean", "std")}
-        return create_transform(**own, **self.arguments)
+        return create_transform(**own, **{**self.arguments, "patchify": patchify})
 
 
 def collate_sequences(items: Sequence[Any], patch: tuple[int, int]) -> Batch:

@@ -61,9 +61,10 @@ sample:china, sample:flower (photographs), sample:digit-N, sample:object-N, samp
 (test images of the demos), each with a range as sample:digit-0-9.
 
 Size: the input of a classifier is that of vision-ttt predict, the centre crop of the resized
-picture in the size of training; the input of a detector's or segmenter's backbone is the whole
-picture in the size of its tests. With --shorter-side the input of any model is the whole picture,
-resized to whole patches without padding; position embeddings are interpolated.
+picture in the size of training, or the whole picture if it was trained with --naflex; the input of
+a detector's or segmenter's backbone is the whole picture in the size of its tests. With
+--shorter-side the input of any model is the whole picture, resized to whole patches without
+padding; position embeddings are interpolated.
 
 Figures are written as PDF, SVG and PNG, and all numbers in them as WHAT.npz, whose arrays are named
 MODEL/IMAGE/… or MODEL/LAYER/…"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import timm
@@ -21,7 +21,12 @@ from vision_ttt.errors import UserError
 from vision_ttt.models.image_size import size_multiple
 from vision_ttt.models.registry import is_model
 from vision_ttt.tasks.dense.config import DenseSection
-from vision_ttt.tasks.images.models import data_config, denormalise, normalise
+from vision_ttt.tasks.images.models import (
+    carried_sequences,
+    data_config,
+    denormalise,
+    normalise,
+)
 from vision_ttt.tasks.images.pretraining import PretrainedBackbone
 
 _STATISTICS = ("mean", "std")
@@ -129,7 +134,12 @@ def checkpoint_backbone(
         return dense_backbone(model.maps, shown, shorter_side=shorter_side, at_test=at_test)
     if "classification" in (metadata.task["name"], *section.stands_for(metadata)):
         own = (metadata.model, metadata.model_args, carried["input"])
-        return classifier_backbone(model, *own, shorter_side)
+        found = classifier_backbone(model, *own, shorter_side)
+        sequences = carried_sequences(carried)
+        if sequences is None or shorter_side is not None:
+            return found
+        prepare = sequences.evaluation_transform(carried["input"], patchify=False)
+        return replace(found, prepare=prepare)
     if isinstance(model, PretrainedBackbone):
         backbone = model.backbone
         backbone.mask_token = None  # of masked images; no image that is looked at has a mask
