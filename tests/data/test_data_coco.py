@@ -98,6 +98,15 @@ def test_what_is_not_trained_on_is_counted(write: Callable[..., Path]) -> None:
     assert len(images[1].boxes) == 0
 
 
+@pytest.mark.parametrize("line", [(WIDTH, 5, 0, 9), (0, 5, 0, 9), (5, HEIGHT, 9, 0), (5, 0, 9, 0)])
+def test_a_line_on_an_edge_has_no_area(
+    write: Callable[..., Path], line: tuple[int, int, int, int]
+) -> None:
+    """Tools leave it of an object that they cut off at the edge."""
+    counts = _images(write(GOOD, annotation(2, 5, 3, rectangle(*line)))).annotations.counts
+    assert (counts.objects, counts.zero_area_boxes, counts.faulty_images) == (1, 1, 0)
+
+
 def test_every_form_of_segmentation(write: Callable[..., Path]) -> None:
     mask = np.zeros((HEIGHT, WIDTH), dtype=np.uint8, order="F")
     mask[3:9, 4:20] = 1
