@@ -149,6 +149,13 @@ def test_no_code_of_a_rasters_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("kind", ["palette", "miniswhite"])
+def test_pixels_that_are_no_grey_levels_are_refused(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "p.tif", PIXELS[:1], photometric=kind)
+    with pytest.raises(UserError, match=rf"p\.tif has pixels of the kind {kind}; accepted"):
+        RasterPicture(path, Normalisation([0.5], [0.5]))
+
+
 def _cut(path: Path) -> None:
     write(path, **TILES)
     path.write_bytes(path.read_bytes()[:-5000])

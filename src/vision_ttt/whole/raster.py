@@ -72,6 +72,7 @@ class RasterPicture:
             self.height, self.width = file.height, file.width
             self.bands = self._checked(bands)
             self.channels = len(self.bands)
+            self._check_colours()
             (dtype, *others) = {np.dtype(file.dtypes[band - 1]) for band in self.bands}
             if others:
                 raise WholePictureError(f"{self.path} has bands of {dtype} and {others[0]}")
@@ -123,6 +124,18 @@ class RasterPicture:
         if not bands or not {*bands} <= {*self._file.indexes}:
             raise WholePictureError(f"bands are {list(bands)}; {self.path} has 1 to {count}")
         return list(bands)
+
+    def _check_colours(self) -> None:
+        """Raise an error if pixels are no levels from black: GDAL returns them as they are."""
+        kind = None
+        if any(self._file.colorinterp[band - 1] == ColorInterp.palette for band in self.bands):
+            kind = "palette"
+        elif self._file.tags(ns="IMAGE_STRUCTURE").get("MINISWHITE") == "YES":
+            kind = "miniswhite"
+        if kind is not None:
+            raise WholePictureError(
+                f"{self.path} has pixels of the kind {kind}; accepted: levels of which 0 is black"
+            )
 
     def _check_blocks(self) -> None:
         """Raise an error if blocks are too large for bands, or if the last block is missing."""
