@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import rasterio
 import rasterio.control
+import rasterio.shutil
 import tifffile
 import torch
 from rasterio.transform import from_origin
@@ -128,6 +129,18 @@ def test_a_place_by_control_points_is_kept(tmp_path: Path) -> None:
     assert [(each.row, each.col, each.x, each.y) for each in kept] == [
         (each.row, each.col, each.x, each.y) for each in points
     ]
+
+
+def test_another_source_is_another_picture(tmp_path: Path) -> None:
+    """A killed run would resume with the pixels of both."""
+    source = write(tmp_path / "a.tif")
+    with rasterio.open(source) as file:
+        rasterio.shutil.copy(file, tmp_path / "p.vrt", driver="VRT")
+    before = RasterPicture(tmp_path / "p.vrt", PLAIN).identity
+    (tmp_path / "a.tif.aux.xml").write_text("<PAMDataset></PAMDataset>")  # as viewers write it
+    assert RasterPicture(tmp_path / "p.vrt", PLAIN).identity == before
+    write(source, PIXELS[::-1])
+    assert RasterPicture(tmp_path / "p.vrt", PLAIN).identity != before
 
 
 def test_no_code_of_a_rasters_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import warnings
@@ -32,6 +33,8 @@ from vision_ttt.whole.tiff import geographic_tags
 
 _CACHE = 2**26
 """The size in bytes of GDAL's cache of decoded blocks. GDAL's default is a share of RAM."""
+_OF_VIEWERS = (".aux.xml", ".ovr")
+"""Suffixes of files that viewers write beside a raster: statistics and overviews."""
 # VRT files may name Python functions.
 _OPTIONS = {"GDAL_CACHEMAX": _CACHE, "GDAL_VRT_ENABLE_PYTHON": "NO"}
 
@@ -89,8 +92,15 @@ class RasterPicture:
 
     @property
     def identity(self) -> str:
-        """See :func:`vision_ttt.whole.pictures.file_identity`."""
-        return f"{file_identity(self.path)} {self.bands}"
+        """The bands, and the digest of all files that are read: of a VRT its sources, too."""
+        beside = {Path(each) for each in self._file.files if not each.endswith(_OF_VIEWERS)}
+        # Some are no files, such as those in archives.
+        lines = [
+            file_identity(each) if each.exists() else str(each)
+            for each in sorted({self.path, *beside})
+        ]
+        digest = hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
+        return f"{self.path.resolve()} {self.bands} {digest}"
 
     def read(self, first: int, last: int) -> Tensor:
         """Rows [C, n, W] float32, normalised."""
