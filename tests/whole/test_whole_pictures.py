@@ -159,6 +159,12 @@ def test_pictures_are_checked() -> None:
         whole.logits(torch.zeros(1, 3, 40, 40))
     with pytest.raises(TypeError, match=r"is a NumPy array; give ArrayPicture"):
         whole.logits(np.zeros((40, 40, 3), np.uint8))
+    with pytest.raises(TypeError, match=r"is a str; give .* open_picture"):
+        whole.logits("scene.tif")
+    with pytest.raises(TypeError, match=r"size .* \(40.5, 40\); accepted: \(height, width\)"):
+        whole.plan((40.5, 40))
+    with pytest.raises(TypeError, match=r"size is 'scene.tif'; accepted: \(height, width\)"):
+        whole.plan("scene.tif")
     with pytest.raises(TypeError, match=r"labels\(\) is for a LinearSegmenter"):
         next(whole.labels(torch.zeros(3, 40, 40)))
 

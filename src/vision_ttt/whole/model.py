@@ -6,6 +6,7 @@ import copy
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -141,10 +142,14 @@ class WholePictures:
                 of its reader.
 
         Raises:
+            TypeError: it is neither.
             ValueError: the model does not accept the size, or the memory is too small.
         """
         size, beside = picture, 0
-        if not isinstance(picture, Sequence):
+        if isinstance(picture, Sequence):
+            if len(size) != 2 or not all(isinstance(side, Integral) for side in size):
+                raise TypeError(f"the size is {size!r}; accepted: (height, width) in whole pixels")
+        else:
             picture = _picture(picture)
             size = picture.height, picture.width
             beside = getattr(picture, "memory", 0)
@@ -331,7 +336,14 @@ def _picture(picture: Tensor | Picture) -> Picture:
             "the picture is a NumPy array; give ArrayPicture(pixels, Normalisation(mean, std)) or a"
             " normalised tensor [C, H, W]"
         )
-    return TensorPicture(picture) if isinstance(picture, Tensor) else picture
+    if isinstance(picture, Tensor):
+        return TensorPicture(picture)
+    if not hasattr(picture, "channels"):
+        raise TypeError(
+            f"the picture is a {type(picture).__name__}; give a normalised tensor [C, H, W] or what"
+            " open_picture returns for a file"
+        )
+    return picture
 
 
 def _backbone(model: nn.Module) -> PlainBackbone:
