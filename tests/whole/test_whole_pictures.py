@@ -169,6 +169,16 @@ def test_pictures_are_checked() -> None:
         next(whole.labels(torch.zeros(3, 40, 40)))
 
 
+def test_nan_is_told_before_any_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_bands(monkeypatch, 16)
+    picture, steps = torch.zeros(3, 32, 64), []
+    picture[1, 21, 40] = torch.nan
+    whole = WholePictures(make("vittt"))
+    with pytest.raises(ValueError, match="NaN or infinite pixels in its rows 20 to 23"):
+        next(whole.tokens(picture, report=lambda *done: steps.append(done)))
+    assert len(steps) == 5  # bands of the patches
+
+
 def test_the_memory_decides_on_the_bands() -> None:
     size = 16384, 16384
     model = make("vittt", dynamic_img_pad=False)

@@ -88,9 +88,20 @@ class Embedding:
         return height, width
 
     def tokens(self, picture: Picture, grid: tuple[int, int], first: int, last: int) -> Tensor:
-        """Tokens [1, n, D] of the rows ``first`` … ``last`` - 1 of the grid."""
+        """Tokens [1, n, D] of the rows ``first`` … ``last`` - 1 of the grid.
+
+        Raises:
+            ValueError: a pixel is NaN or infinite.
+        """
         high, wide = self.patch
-        pixels = picture.read(first * high, min(last * high, picture.height))
+        rows = first * high, min(last * high, picture.height)
+        pixels = picture.read(*rows)
+        # One such pixel makes all tokens NaN, which a run would tell only at its end.
+        if not pixels.isfinite().all():
+            raise WholePictureError(
+                f"the picture has NaN or infinite pixels in its rows {rows[0]} to {rows[1] - 1};"
+                " of a file, the reader raster replaces NaN by the mean"
+            )
         missing = (last - first) * high - pixels.shape[1], grid[1] * wide - pixels.shape[2]
         if any(missing):
             pixels = F.pad(pixels, (0, missing[1], 0, missing[0]))

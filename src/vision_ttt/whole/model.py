@@ -166,8 +166,8 @@ class WholePictures:
             report: called after each band with the number of bands done and their total number.
 
         Raises:
-            ValueError: the picture does not fit the model, the memory or the disk, or the scratch
-                folder is of another run or damaged.
+            ValueError: the picture does not fit the model, the memory or the disk, or has NaN or
+                infinite pixels; or the scratch folder is of another run or damaged.
         """
         with self._run(picture, report) as run:
             for band in run.bands:
