@@ -205,6 +205,17 @@ def test_what_computes_something_else_is_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_cannot_be_loaded_again_is_one_line(
+    make_model: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, metadata = make_model()
+    shapes = InputShapes.of(model, metadata.carried["input"]["input_size"])
+    monkeypatch.setattr(torch.export, "save", lambda _, f, **__: f.write(b"no program"))
+    with pytest.raises(ExportError, match=r"torch\.export cannot load model\.pt2, which it has"):
+        export_program(model, metadata, tmp_path / "model.pt2", shapes)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_verification_notices_nan_shape_and_failure() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(ExportError, match="differs"):

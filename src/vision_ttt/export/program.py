@@ -44,7 +44,8 @@ def export_program(
             calls the compiled kernels, and loading it requires ``import vision_ttt``.
 
     Raises:
-        ExportError: the model cannot be traced, or the program computes other logits.
+        ExportError: the model cannot be traced, the program cannot be loaded again, or it computes
+            other logits.
         OSError: the file cannot be written.
     """
     if portable:
@@ -55,7 +56,13 @@ def export_program(
     extra = {METADATA_FILE: json.dumps(asdict(metadata))}
     torch.export.save(program, content, extra_files=extra)
     content.seek(0)
-    loaded = torch.export.load(content).module()
+    try:
+        loaded = torch.export.load(content).module()
+    # Reading evaluates the sizes' expressions anew, of which some cannot be decided.
+    except Exception as error:
+        raise ExportError(
+            f"torch.export cannot load {path.name}, which it has saved: {first_line(error)}"
+        ) from error
     agreement = verify(loaded, model, shapes.to_verify(), path.name)
     write_bytes(path, content.getvalue())
     return agreement
