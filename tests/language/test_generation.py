@@ -5,7 +5,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast, TextStreamer
+from transformers import DynamicCache, PreTrainedTokenizerFast, TextStreamer
 
 from language_models import MAMBA, small_model
 from tolerances import assert_close
@@ -114,6 +114,11 @@ def test_a_cache_of_another_number_of_sequences(model):
     repeated = cache.select(torch.tensor([0, 0, 0, 1, 1, 1]))
     wanted = generate(model, ids, num_beams=3)
     assert torch.equal(generate(model, ids, cache=repeated, num_beams=3), wanted)
+
+
+def test_a_cache_of_keys_and_values_is_refused(model):
+    with pytest.raises(TypeError, match=r"cache must be a TTTCache.*got DynamicCache"):
+        generate(model, tokens(2, 6), cache=DynamicCache())
 
 
 @pytest.mark.parametrize("beams", [1, 3])

@@ -99,3 +99,12 @@ class TTTCache:
             raise ValueError(f"blocks are missing: there are {sorted(blocks)}")
         ordered = (blocks[index] for index in range(len(blocks)))
         return cls([states.from_tensors(TTTBlockState, block) for block in ordered], length)
+
+
+def check_cache(cache: object) -> None:
+    """Raise TypeError unless it is a :class:`TTTCache`."""
+    if not isinstance(cache, TTTCache):
+        raise TypeError(
+            f"cache must be a TTTCache, which holds states, got {type(cache).__name__}: there are "
+            "no keys and values"
+        )

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin
 
-from vision_ttt.language.cache import TTTCache
+from vision_ttt.language.cache import TTTCache, check_cache
 from vision_ttt.language.configuration import TTTConfig
 from vision_ttt.language.model import TTTModel, TTTPreTrainedModel
 from vision_ttt.language.outputs import TTTCausalLMOutput
@@ -177,6 +177,7 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
         """The arguments of the next call while ``generate`` runs.
 
         Raises:
+            TypeError: the cache is of another kind, such as one of keys and values.
             ValueError: the cache has seen all tokens that are given, it has another number of
                 sequences, ``use_cache`` is False, or a prompt ends in padding.
         """
@@ -187,6 +188,7 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
                 f" the last token of rows {rows}; set padding_side='left' on the tokenizer"
             )
         if cache is not None:
+            check_cache(cache)
             if not use_cache:
                 raise ValueError("generate continues from cache only with use_cache=True")
             if is_first_iteration:

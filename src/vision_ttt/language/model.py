@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from vision_ttt.language.block import TTTBlock, TTTBlockState
-from vision_ttt.language.cache import TTTCache
+from vision_ttt.language.cache import TTTCache, check_cache
 from vision_ttt.language.configuration import TTTConfig
 from vision_ttt.language.outputs import TTTModelOutput
 from vision_ttt.language.packing import BOUNDARIES, Packing, first_tokens
@@ -162,11 +162,7 @@ class TTTModel(TTTPreTrainedModel):
         return output if return_dict else output.to_tuple()
 
     def _check(self, x: Tensor, cache: TTTCache, use_cache: bool) -> None:
-        if not isinstance(cache, TTTCache):
-            raise TypeError(
-                f"cache must be a TTTCache, which holds states, got {type(cache).__name__}: there "
-                "are no keys and values"
-            )
+        check_cache(cache)
         if cache.blocks and len(cache.blocks) != len(self.layers):
             raise ValueError(
                 f"cache has states of {len(cache.blocks)} blocks, the model has {len(self.layers)}"
