@@ -325,7 +325,11 @@ class Config:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"model": {"a": torch.ones(1)}, "config": Config()}, "could run code"),
+        (
+            {"model": {"a": torch.ones(1)}, "config": Config()},
+            r"could run code, .* not loaded \(Unsupported global: GLOBAL \S+\.Config was not an "
+            r"allowed global by default\); save its",
+        ),
         ({"epoch": 3}, 'holds no weights: .* or one under "model"'),
         ([torch.ones(1)], "holds no weights"),
         ({}, "holds no weights"),

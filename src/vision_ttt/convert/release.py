@@ -16,6 +16,7 @@ from vision_ttt.file_kinds import UnreadableFile, check_regular
 # Keys of the weights in a training checkpoint. A moving average takes precedence.
 _NESTED = ("ema", "model", "state_dict")
 _WRAPPED = "module."  # the prefix that data-parallel training adds to every key
+_REASON = "WeightsUnpickler error: "  # before what PyTorch could not read
 
 
 def read_release(path: str | Path) -> dict[str, Tensor]:
@@ -61,7 +62,8 @@ def _unpickle(path: Path) -> object:
         with torch.serialization.safe_globals([argparse.Namespace]):  # training arguments
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
+        # The rest is PyTorch's advice on how to load the file nonetheless.
+        reason = str(error).partition(_REASON)[2].partition(". Please ")[0] or type(error).__name__
         raise ConversionError(
             f"{path} is no file of torch.save, or holds objects that could run code, and these are "
             f"not loaded ({reason}); save its state dict alone and convert that"
