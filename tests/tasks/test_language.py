@@ -434,6 +434,16 @@ def test_a_tokenizer_with_gaps_that_writes_no_first_space(
         tokenizer.encode("a\udcff")
 
 
+def test_a_tokenizer_that_writes_parts_of_characters_as_nothing(tmp_path: Path) -> None:
+    from transformers import ByT5Tokenizer
+
+    ByT5Tokenizer().save_pretrained(tmp_path)
+    tokenizer = open_tokenizer(str(tmp_path))
+    text_of = tokenizer.stream(tokenizer.encode("a – ").tolist())
+    pieces = [text_of(token) for token in [*tokenizer.encode("état, 名前 🙂.").tolist(), None]]
+    assert "".join(pieces) == "état, 名前 🙂."
+
+
 def test_generation_takes_nothing_from_a_checkpoint_but_weights() -> None:
     arguments = {"vocab_size": 257, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8}
     model = build_language_model("gpt2", arguments).eval()

@@ -189,10 +189,12 @@ class FolderTokenizer(Tokenizer):
             if token is not None:
                 tokens.append(token)
             before, text = (self.decode(tokens[first:end]) for end in (shown, None))
-            if token is not None and text.endswith("\ufffd"):  # a part of a character
+            added = text[len(before) :]
+            # A part of a character, which some tokenizers write as nothing.
+            if token is not None and (not added or added.endswith("\ufffd")):
                 return ""
             first, shown = shown, len(tokens)
-            return text[len(before) :]
+            return added
 
         return text_of
 
