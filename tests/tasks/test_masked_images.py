@@ -181,6 +181,7 @@ def test_two_processes_train_what_one_does(fields: Fields, tmp_path: Path) -> No
         ),
         ({"arguments": {"patch_drop_rate": 0.5}}, "patch_drop_rate is 0.5; it must be 0, as every"),
         ({"frozen_layers": 1}, "frozen_layers: MaskedImageModel does not name its layers"),
+        ({"layer_decay": 0.5}, "layer_decay: MaskedImageModel does not name its layers"),
         ({"arguments": {"num_classes": 3}}, "model.arguments may not hold num_classes"),
     ],
 )

@@ -177,7 +177,8 @@ def _build(
         except (AttributeError, AssertionError) as error:  # timm's models say so by either
             raise ConfigError(f"gradient_checkpointing: {own.name} has none") from error
     if config.optimisation.layer_decay is not None and not hasattr(model, "group_matcher"):
-        raise ConfigError(f"layer_decay: {own.name} does not name its layers (group_matcher)")
+        kind = type(model).__name__
+        raise ConfigError(f"layer_decay: {kind} does not name its layers (group_matcher)")
     freeze_layers(model, own.frozen_layers)
     if config.machine.composite_ops and (left := use_composite_ops(model)):
         _LOGGER.info("without composite ops: %s", left)
