@@ -62,7 +62,7 @@ def _unpickle(path: Path) -> object:
         with torch.serialization.safe_globals([argparse.Namespace]):  # training arguments
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        # The rest is PyTorch's advice on how to load the file nonetheless.
+        # The rest advises how to load the file regardless.
         reason = str(error).partition(_REASON)[2].partition(". Please ")[0] or type(error).__name__
         raise ConversionError(
             f"{path} is no file of torch.save, or holds objects that could run code, and these are "

@@ -120,7 +120,7 @@ def _check_polygons(polygons: Sequence[Any], height: int, width: int) -> bool:
             )
         length += len(xs) * max(right - left, bottom - top)
         outside |= _is_outside(left, top, right, bottom, height, width)
-        # As of boxes: tools that cut objects off at an edge leave a line on it.
+        # As for boxes: tools that cut objects off at an edge leave a line on it.
         within |= left <= width and top <= height and right >= 0 and bottom >= 0
     if not within:
         raise Fault(

@@ -31,7 +31,7 @@ class Sequences(NamedTuple):
     ) -> Transform:
         """Return timm's evaluation transform: all of the image, resized and cut into patches.
 
-        Without `patchify` it returns the resized image [3, H, W] that it would cut.
+        Without `patchify` the transform returns the resized image [3, H, W] instead of its patches.
         """
         own = {key: data_config[key] for key in ("input_size", "interpolation", "mean", "std")}
         return create_transform(**own, **{**self.arguments, "patchify": patchify})

@@ -58,7 +58,7 @@ def export_program(
     content.seek(0)
     try:
         loaded = torch.export.load(content).module()
-    # Reading evaluates the sizes' expressions anew, of which some cannot be decided.
+    # Loading evaluates conditions on symbolic sizes again, and cannot decide some of them.
     except Exception as error:
         raise ExportError(
             f"torch.export cannot load {path.name}, which it has saved: {first_line(error)}"

@@ -96,11 +96,11 @@ class Embedding:
         high, wide = self.patch
         rows = first * high, min(last * high, picture.height)
         pixels = picture.read(*rows)
-        # One such pixel makes all tokens NaN, which a run would tell only at its end.
+        # One such pixel makes all tokens NaN, which a run would report only at its end.
         if not pixels.isfinite().all():
             raise WholePictureError(
                 f"the picture has NaN or infinite pixels in its rows {rows[0]} to {rows[1] - 1};"
-                " of a file, the reader raster replaces NaN by the mean"
+                " for a file, the reader raster replaces NaN by the mean"
             )
         missing = (last - first) * high - pixels.shape[1], grid[1] * wide - pixels.shape[2]
         if any(missing):

@@ -92,9 +92,9 @@ class RasterPicture:
 
     @property
     def identity(self) -> str:
-        """The bands, and the digest of all files that are read: of a VRT its sources, too."""
+        """The bands and a digest of all files that are read, including the sources of a VRT."""
         beside = {Path(each) for each in self._file.files if not each.endswith(_OF_VIEWERS)}
-        # Some are no files, such as those in archives.
+        # A file in an archive has no path of its own.
         lines = [
             file_identity(each) if each.exists() else str(each)
             for each in sorted({self.path, *beside})
@@ -136,7 +136,7 @@ class RasterPicture:
         return list(bands)
 
     def _check_colours(self) -> None:
-        """Raise an error if pixels are no levels from black: GDAL returns them as they are."""
+        """Raise an error unless 0 is black: GDAL returns other pixel values unchanged."""
         kind = None
         if any(self._file.colorinterp[band - 1] == ColorInterp.palette for band in self.bands):
             kind = "palette"
