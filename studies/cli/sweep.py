@@ -61,10 +61,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
             raise UserError(f"{results_file} holds no results; train some first")
         results, failures = former, []
     else:
-        kept = former if arguments.missing_only else []
-        trained, failures = _train(sweep, arguments, Path(arguments.output), kept)
-        results = in_order(sweep, [*kept, *trained])
-        if trained:  # former results outlive a sweep of which every run failed
+        trained, failures = _train(sweep, arguments, Path(arguments.output), former)
+        results = _joined(sweep, former, trained)
+        if trained:
             write_results(results_file, results)
     _tell(failures)
     if results:
@@ -85,11 +84,11 @@ def run(arguments: jsonargparse.Namespace) -> int:
 
 
 def _train(
-    sweep: Sweep, arguments: jsonargparse.Namespace, output: Path, kept: Sequence[Result]
+    sweep: Sweep, arguments: jsonargparse.Namespace, output: Path, former: Sequence[Result]
 ) -> tuple[list[Result], list[Failure]]:
-    """The results of the runs asked for, but for those that `kept` holds.
+    """The results of the runs asked for; each joins the `former` ones in their file when it ends.
 
-    Where the results join those of a file, they do so at the end of each run.
+    Runs that have a former result are trained again, unless only the missing ones are asked for.
     """
     if arguments.seeds is None:
         arguments.seeds = list(sweep.seeds)
@@ -97,20 +96,21 @@ def _train(
     rows = sweep.find(arguments.rows)
     later = [row for row in rows if row.needs]
     own = [row for row in rows if not row.needs]
+    wanted = {(row.name, seed) for row in rows for seed in arguments.seeds}
+    kept = [r for r in former if arguments.missing_only or (r.row, r.seed) not in wanted]
     known = {(result.row, result.seed) for result in kept}
-    wanted = {(row.name, seed) for row in rows for seed in arguments.seeds} - known
     lengths = _given_lengths(sweep, own, arguments, output, kept)
     tasks = _missing(_tasks(sweep, own, arguments, output, lengths), known)
     _check_epochs(tasks, kept, arguments.results)
-    joined = list(kept)
+    trained: list[Result] = []
     try:
-        with _progress(len(wanted)) as show:
+        with _progress(len(wanted - known)) as show:
 
             def on_end(task: Task, outcome: Outcome) -> None:
                 show(task, outcome)
-                if arguments.missing_only and isinstance(outcome, Result):
-                    joined.append(outcome)
-                    write_results(Path(arguments.results), in_order(sweep, joined))
+                if isinstance(outcome, Result):
+                    trained.append(outcome)
+                    write_results(Path(arguments.results), _joined(sweep, former, trained))
 
             failures = run_all(tasks, output, jobs, on_end)
             if later:
@@ -121,13 +121,17 @@ def _train(
                     raise
                 more = _missing(more, known)
                 failures += run_all(more, output, jobs, on_end)
-                tasks += more
     except KeyboardInterrupt:
         raise Interrupted(
             f"every run in {output} has left a checkpoint; the same command continues"
         ) from None
-    ended = [finished(task.config) for task in tasks]
-    return [result for result in ended if result is not None], failures
+    return trained, failures
+
+
+def _joined(sweep: Sweep, former: Sequence[Result], trained: Sequence[Result]) -> list[Result]:
+    """All results, in the sweep's order; a run that was trained again has its new one."""
+    results = {(result.row, result.seed): result for result in (*former, *trained)}
+    return in_order(sweep, list(results.values()))
 
 
 def _missing(tasks: Sequence[Task], known: Set[tuple[str, int]]) -> list[Task]:

@@ -168,6 +168,19 @@ def test_missing_runs_of_another_rows_seconds_take_them_from_the_file(
     assert added.curve["update"][-1] == 2  # those of three updates, at two thirds of the pace
 
 
+def test_results_of_runs_that_are_not_asked_for_are_kept(tiny, tmp_path, results):
+    table = tmp_path / "some.csv"
+    write_results(table, results)  # plain and bare, seeds 0 and 1
+    argv = ["sweep", "tiny", "--rows", "bare", "--seeds", "1", "--epochs", "1"]
+    assert main([*argv, "--results", str(table)]) == 0
+    found = read_results(table)
+    assert [(result.row, result.seed) for result in found] == [
+        (result.row, result.seed) for result in results
+    ]
+    assert found[:3] == results[:3]
+    assert found[3] != results[3]  # trained again
+
+
 def test_a_csv_file_without_results_is_told(tiny, tmp_path, capsys):
     write_results(tmp_path / "empty.csv", [])
     assert main(["sweep", "tiny", "--table-only", "--results", "empty.csv"]) == 2
