@@ -113,9 +113,11 @@ def test_samples_repeat_by_seed_and_place(make_model, sampler):
 
 
 def test_size_is_free(make_model):
-    images = sample(make_model(), make_process(), LABELS[:1], size=(4, 12), steps=2)
+    model, process = make_model(), make_process()
+    assert sample(model, process, LABELS[:1], size=4, steps=2).shape[2:] == (4, 4)
+    images = sample(model, process, LABELS[:1], size=(4, 12), steps=2)
     assert images.shape == (1, 3, 4, 12)
-    assert sample(make_model(), make_process(), LABELS[:0], steps=2).shape == (0, 3, 8, 8)
+    assert sample(model, process, LABELS[:0], steps=2).shape == (0, 3, 8, 8)
 
 
 def test_no_guidance_asks_for_the_class_alone(make_model):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from timm.layers import to_2tuple
 from torch import Tensor
 
 from vision_ttt.diffusion.noise import NoisePrediction, Solver
@@ -21,7 +22,7 @@ def sample(
     process: Process,
     labels: Tensor,
     *,
-    size: tuple[int, int] | None = None,
+    size: int | tuple[int, int] | None = None,
     sampler: str | None = None,
     steps: int | None = None,
     guidance: float = 1.0,
@@ -39,7 +40,7 @@ def sample(
         model: in evaluation mode.
         process: the one it was trained by.
         labels: classes [N], int64; ``model.num_classes`` for none.
-        size: height and width; the model's own by default.
+        size: height and width, or one number for both; the model's own by default.
         sampler: one of ``process.samplers``; the first by default.
         steps: how many times the model is called; by default 50, or T of a process with fewer.
         guidance: s of e∅ + s (e_y - e∅), with e∅ the model's answer for no class: 1 is the class's
@@ -60,7 +61,7 @@ def sample(
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     steps = default_steps(process) if steps is None else steps
     device = next(model.parameters()).device
-    shape = (model.in_channels, *(size or model.input_size))
+    shape = (model.in_channels, *to_2tuple(size or model.input_size))
     drawn = {"device": "cpu", "dtype": torch.float32}
     made = []
     for start in range(0, len(labels), batch_size):

@@ -27,8 +27,9 @@ _EPILOG = """Examples:
 After an interruption, the same command continues: it keeps finished runs and resumes the unfinished
 ones from their last checkpoints. The table and the picture are made again from the finished runs.
 Lines of RESULTS.csv for other runs are kept. To divide a large sweep over several sittings or
-machines, use --missing-only, which does not repeat runs that have a line there. Exit codes: 0 every run is finished; 1 a run
-failed, and the end of its log is printed; 2 an error in the command; 130 Ctrl-C."""
+machines, use --missing-only, which does not repeat runs that have a line there. Exit codes: 0 every
+run is finished; 1 a run failed, and the end of its log is printed; 2 an error in the command; 130
+Ctrl-C."""
 
 
 def add_arguments(parser: CommandParser) -> None:
