@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +99,7 @@ BACKBONES_DIGITS = Sweep(
     "the spread over seeds mean nothing.",
     seeds=(0, 1, 2, 3, 4),
     columns=_COLUMNS,
-    draw=functools.partial(curves_figure, against=("epoch", "seconds")),
+    draw=curves_figure,
 )
 
 _COARSE, _COARSE_EPOCHS, _COARSE_SECONDS = _compare(_NANO)
@@ -125,7 +124,7 @@ BACKBONES_FASHION = Sweep(
     "width (-2m); 60,000 training and 10,000 test images, one recipe for all; seconds are those "
     "of one CPU thread. Differences below the spread over seeds mean nothing.",
     columns=_COLUMNS,
-    draw=functools.partial(curves_figure, against=("epoch", "seconds") * 3),
+    draw=curves_figure,
 )
 
 
@@ -178,7 +177,7 @@ BACKBONES_ELPV = Sweep(
         Column("ROC-AUC", lambda result: result.measured["roc_auc"], 3),
     ),
     examine=measure_defects,
-    draw=functools.partial(curves_figure, against=(*("seconds", "epoch") * 2, "epoch")),
+    draw=curves_figure,
 )
 
 
@@ -220,5 +219,5 @@ GRADES_ELPV = Sweep(
     ),
     losses="train loss has augmentation",
     examine=measure_probabilities,
-    draw=functools.partial(curves_figure, against=("epoch",)),
+    draw=curves_figure,
 )

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from studies.sweeps.definition import Sweep
+from studies.sweeps.definition import Panel, SameSeconds, Sweep
 from studies.sweeps.figure import log_scale, percent_wrong
 from studies.sweeps.results import Result
 from studies.sweeps.tables import by_row
@@ -17,28 +17,29 @@ from studies.sweeps.tables import by_row
 _AXES = {"epoch": "epoch", "seconds": "share of equal seconds of training, %"}
 
 
-def curves_figure(sweep: Sweep, results: Sequence[Result], *, against: Sequence[str]) -> Figure:
+def curves_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
     """Test loss above test error at every evaluation, one column of axes per panel of the sweep.
 
     Panels are those of :meth:`Sweep.panels_of`. A line goes through the means over the seeds, in a
-    band from the least to the largest.
+    band from the least to the largest. It is against the epoch; in a panel of rows that have the
+    seconds of another one, against the share of a row's updates: seconds of other machines say
+    nothing.
 
     Args:
         sweep: what was trained.
         results: with a history each.
-        against: for each panel "epoch"; or "seconds", for rows that are as long as one another. The
-            place is then the share of a row's updates: seconds of other machines say nothing.
 
     Raises:
         UserError: there are no results, one is not of this sweep, or one has no history.
     """
     found = by_row(sweep, results)
-    panels = [(sweep.panels[at], against[at]) for at in sweep.panels_of(found.keys())]
+    panels = [sweep.panels[at] for at in sweep.panels_of(found.keys())]
     labels = dict.fromkeys(label for panel in sweep.panels for label in panel.rows)
     colours = {label: f"C{place}" for place, label in enumerate(labels)}
     figure = Figure(figsize=(1 + 4.6 * len(panels), 6.6), layout="constrained")
     axes = figure.subplots(2, len(panels), squeeze=False, sharex="col", sharey="row")
-    for column, (panel, x) in enumerate(panels):
+    for column, panel in enumerate(panels):
+        x = "seconds" if _has_equal_seconds(sweep, panel) else "epoch"
         for label, name in panel.rows.items():
             for axis, measure in zip(axes[:, column], ("loss", "error"), strict=True):
                 if name in found:
@@ -54,6 +55,11 @@ def curves_figure(sweep: Sweep, results: Sequence[Result], *, against: Sequence[
         axis.set_ylabel(f"{text} (log)")
     figure.suptitle(f"{sweep.title}\n{sweep.caveat}", fontsize=8, wrap=True)
     return figure
+
+
+def _has_equal_seconds(sweep: Sweep, panel: Panel) -> bool:
+    lengths = [sweep.by_name[name].length for name in panel.rows.values()]
+    return any(isinstance(length, SameSeconds) for length in lengths)
 
 
 def _draw(

@@ -262,9 +262,12 @@ def test_curves_go_through_the_means_of_every_evaluation(make_sweep, make_result
         return make_result(row, seed, scale / 2, 1.0, history=json.dumps(history))
 
     sweep = make_sweep(a={}, b={}, without={})
-    sweep = dataclasses.replace(sweep, panels=2 * sweep.panels)
+    timed = dataclasses.replace(sweep.rows[1], name="b-seconds", length=SameSeconds("a"))
+    epochs, seconds = sweep.panels[0], Panel("equal seconds", {"the a": "a", "the b": "b-seconds"})
+    sweep = dataclasses.replace(sweep, rows=(*sweep.rows, timed), panels=(epochs, seconds))
     results = [result("a", 0, 1.0), result("a", 1, 3.0), result("b", 0, 5.0)]
-    figure = curves_figure(sweep, results, against=("epoch", "seconds"))
+    results += [result("b-seconds", 0, 5.0)]
+    figure = curves_figure(sweep, results)
     losses, losses_by_time, errors, errors_by_time = figure.axes
     (a, b), (a_by_time, _) = losses.lines, losses_by_time.lines
     assert (a.get_xdata().tolist(), a.get_ydata().tolist()) == ([1, 2], [2, 1])
@@ -275,11 +278,14 @@ def test_curves_go_through_the_means_of_every_evaluation(make_sweep, make_result
     assert (band[:, 1].min(), band[:, 1].max()) == (0.5, 3)
     assert [text.get_text() for text in losses.get_legend().get_texts()] == ["the a", "the b"]
     assert errors_by_time.get_xlabel() == "share of equal seconds of training, %"
+    loss, error = curves_figure(sweep.only(["equal seconds"]), [*results[:2], results[3]]).axes
+    assert loss.get_title() == "equal seconds"
+    assert loss.lines[0].get_xdata().tolist() == [50, 100]
+    assert error.get_xlabel() == "share of equal seconds of training, %"
     empty = Panel("nothing yet", {"it": "without"})
-    more = dataclasses.replace(sweep, panels=(empty, sweep.panels[0]))
-    loss, error = curves_figure(more, results, against=("seconds", "epoch")).axes
-    assert loss.get_title() == sweep.panels[0].title
-    assert error.get_xlabel() == "epoch"
+    more = dataclasses.replace(sweep, panels=(empty, epochs, seconds))
+    loss, *_ = curves_figure(more, results).axes
+    assert loss.get_title() == epochs.title
 
 
 def test_norm_figure_has_outliers_blocks_and_maps_of_every_row(make_sweep, make_result):
