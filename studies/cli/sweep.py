@@ -161,12 +161,20 @@ def _given_lengths(
     output: Path,
     kept: Sequence[Result],
 ) -> dict[str, int]:
-    """Row's name → its updates, where its seconds are given."""
+    """Row's name → its updates, where its seconds are given.
+
+    Raises:
+        UserError: `--epochs` is given, too; as :func:`studies.sweeps.lengths.lengths_by_pace`.
+    """
     timed = [row for row in rows if isinstance(row.length, GivenSeconds)]
     if not timed:
         return {}
-    seed = arguments.seeds[0]
-    configs = {row.name: sweep.config(row, seed, output) for row in timed}
+    if arguments.epochs is not None:
+        raise UserError(
+            f"--epochs is {arguments.epochs}, but the length of row {timed[0].name!r} is"
+            f" {timed[0].length.seconds:g} seconds; leave --epochs out, or such rows by --rows"
+        )
+    configs = {task.row: task.config for task in _tasks(sweep, timed, arguments, output)}
     seconds = {row.name: row.length.seconds for row in timed}
     lengths = lengths_by_pace(configs, seconds, output, kept)
     return {name: lengths[name]["updates"] for name in configs}

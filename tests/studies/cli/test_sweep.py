@@ -11,7 +11,14 @@ import yaml
 from studies.cli import sweep
 from studies.main import main
 from studies.sweeps import SWEEPS, lengths
-from studies.sweeps.definition import Panel, SameSeconds, ShareOfUpdates, Sweep, Variant
+from studies.sweeps.definition import (
+    GivenSeconds,
+    Panel,
+    SameSeconds,
+    ShareOfUpdates,
+    Sweep,
+    Variant,
+)
 from studies.sweeps.lengths import LENGTHS_FILE
 from studies.sweeps.results import HISTORY, Result, read_results, write_results
 from studies.sweeps.runs import run_all
@@ -258,6 +265,27 @@ def test_rows_start_from_another_rows_weights_and_make_a_share_of_its_updates(
     assert "initial_weights=those of plain, updates=50% of those of plain" in listed
     assert main([*argv[:2], "--patch-size", "0"]) == 2
     assert "--patch-size is 0; it must be at least 1" in capfd.readouterr().err
+
+
+def test_rows_of_given_seconds_are_timed_as_they_are_trained(tiny, monkeypatch, capsys):
+    row = dataclasses.replace(tiny.by_name["plain"], length=GivenSeconds(3.0))
+    own = dataclasses.replace(tiny, rows=(row,), panels=(Panel("All", {"Plain": "plain"}),))
+    monkeypatch.setitem(SWEEPS, "tiny", own)
+    timed, trained = [], []
+
+    def measure(configs):
+        timed.extend(configs.values())
+        return {"plain": 1.5}
+
+    monkeypatch.setattr(lengths, "measure_paces", measure)
+    monkeypatch.setattr(sweep, "run_all", lambda tasks, *_: trained.extend(tasks) or [])
+    argv = ["sweep", "tiny", "--seeds", "1", "--patch-size", "8"]
+    assert main([*argv, "--epochs", "1"]) == 2
+    told = "--epochs is 1, but the length of row 'plain' is 3 seconds; leave --epochs out"
+    assert told in capsys.readouterr().err
+    assert main(argv) == 0
+    assert [config.model.arguments["patch_size"] for config in timed] == [8]
+    assert [task.config.optimisation.updates for task in trained] == [2]
 
 
 def test_failed_runs_that_another_rows_length_follows_from_are_told(tiny, monkeypatch, capfd):
