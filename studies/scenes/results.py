@@ -69,6 +69,9 @@ class SceneResult:
 METRICS = ("accuracy", "box_ap", "box_ap50", "mask_ap", "mask_ap50", "miou", "pixel_accuracy")
 """The columns that hold metrics, named as in metrics.json without "test_"."""
 
+_PLACES = {"run.output", "data.root", "data.dataset", "model.initial_weights"}
+"""Fields of a run that name places in the folder of all."""
+
 _RUN_TYPES = get_type_hints(Run)
 _OWN_TYPES = {name: kind for name, kind in get_type_hints(SceneResult).items() if name != "run"}
 COLUMNS = (*_OWN_TYPES, *_RUN_TYPES)
@@ -152,8 +155,8 @@ def find_finished(config: TrainConfig) -> Finished | None:
     if not path.is_file():
         return None
     saved = json.loads(path.read_text(encoding="utf-8"))
-    # The folder may be moved, and the scenes with it.
-    if differences(saved["config"], config, besides={"run.output", "data.root"}):
+    # The folder may be moved, and with it the scenes and the weights that a run starts from.
+    if differences(saved["config"], config, besides=_PLACES):
         return None
     own = {name: saved["result"][name] for name in _OWN_TYPES}
     run = Run(**{name: saved["result"][name] for name in _RUN_TYPES})

@@ -5,13 +5,16 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from studies.cli import scenes
 from studies.main import main
 from studies.scenes import MODELS
-from studies.scenes.results import Finished, find_finished
+from studies.scenes.results import Finished, SceneResult, find_finished, save_finished
 from studies.scenes.tables import by_class, compare
+from vision_ttt.bench.machine import describe_run
 from vision_ttt.demo_dense import RECIPES, scene_run
+from vision_ttt.recipes import change
 
 SIZE = ["--train_images", "16", "--test_images", "4", "--train_objects", "64"]
 SIZE += ["--test_objects", "40", "--updates", "1"]
@@ -73,6 +76,21 @@ def test_models_differ_in_the_backbone_alone(tmp_path, task):
     assert deit.model.arguments["patch_size"] == vittt.model.arguments["patch_size"] == 8
     assert (vittt.task, vittt.data, vittt.optimisation) == (deit.task, deit.data, deit.optimisation)
     assert vittt.run.output != deit.run.output
+
+
+@pytest.mark.parametrize("task", RECIPES)
+def test_a_run_in_a_moved_folder_is_finished(tmp_path, task):
+    former, config = (scene_run(task, tmp_path / name, {}) for name in ("former", "moved"))
+    run = describe_run([], torch.device("cpu"))
+    values = dict.fromkeys(SceneResult.__dataclass_fields__, "") | {"run": run}
+    Path(former.run.output).mkdir(parents=True)
+    save_finished(former, SceneResult(**values), [], [])
+    assert find_finished(config) is None
+    (tmp_path / "former").rename(tmp_path / "moved")
+    found = find_finished(config)
+    assert found is not None
+    assert found.folder == Path(config.run.output)
+    assert find_finished(change(config, {"seed": 5})) is None
 
 
 @pytest.mark.slow
