@@ -52,7 +52,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
     results = read_deletion_results(results_file) if results_file.exists() else []
     for checkpoint in arguments.checkpoints:
         measured = _measure(checkpoint, arguments)
-        results = [each for each in results if each.checkpoint != checkpoint] + measured
+        renewed = (checkpoint, measured[0].data)
+        results = [each for each in results if (each.checkpoint, each.data) != renewed] + measured
         write_deletion_results(results_file, results)
     if not results:
         raise UserError(f"{results_file} holds no results; measure some first")

@@ -27,7 +27,8 @@ _EPILOG = """Examples:
   python -m studies deletion --table-only --results R.csv --page studies/pages/deletion.md
 
 Checkpoints of the same model and data are taken for the seeds of one row of the table. Results of
-other checkpoints that the CSV file holds are kept, and stand in table and picture, too."""
+other checkpoints, or of the same ones on other data, that the CSV file holds are kept, and stand in
+table and picture, too."""
 
 
 def add_arguments(parser: CommandParser) -> None:

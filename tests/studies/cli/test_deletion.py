@@ -76,6 +76,21 @@ def test_checkpoints_to_csv_tables_and_picture(
     assert read_deletion_results(table) == [*renewed[:6], *dark]
 
 
+def test_results_on_other_data_are_kept(
+    checkpoints: list[str], image_folder: Path, tmp_path: Path
+) -> None:
+    table, other = tmp_path / "r.csv", tmp_path / "other"
+    other.symlink_to(image_folder)
+    own = ["--methods", "centre", "--points", "2", "--draws", "1", "--fills", "black"]
+    for folder in (image_folder, other, image_folder):
+        argv = ["deletion", checkpoints[0], *own, "--dataset", str(folder), "--images", "2"]
+        assert main([*argv, "--results", str(table)]) == 0
+    assert [each.data for each in read_deletion_results(table)] == [
+        *(2 * [str(other)]),
+        *(2 * [str(image_folder)]),
+    ]
+
+
 def test_wrong_arguments(checkpoints: list[str], image_folder: Path, capsys: Said) -> None:
     weights = checkpoints[0]
     for argv, message in [
