@@ -176,7 +176,7 @@ def _case(size: TTTConfig) -> str:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """Sentences on how each row compares with the first other model's, and on their memory."""
+    """Sentences on how each row of TTT compares with those of all others, and on their memory."""
     found = throughputs(rows)
     for row in rows:
         beside = (row.measured, row.tokens, row.batch_size, row.run)
