@@ -4,11 +4,14 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
 import torch
 
 import forked_python
+from vision_ttt.engine import TrainConfig, train
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import SavedRun, read_state
+from vision_ttt.engine.step import Step
 from vision_ttt.recipes import resolve
 from vision_ttt.tasks import load_model
 
@@ -32,6 +35,22 @@ def run_through(
     process = forked_python.run([str(_DRIVER), str(processes), *arguments], timeout=1700)
     assert process.returncode == 0, process.stderr
     return json.loads(process.stdout), process.stderr
+
+
+def train_until(config: TrainConfig, updates: int) -> None:
+    """Train for so many updates; the run ends before the next one, as if it was killed there."""
+    step, made = Step.__call__, []
+
+    def killed(self: Step, *arguments: object) -> object:
+        if len(made) == updates:
+            raise KeyboardInterrupt
+        made.append(True)
+        return step(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Step, "__call__", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(config)
 
 
 def assert_same_run(first: Path, second: Path, *, tolerance: float = 0.0) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from interrupted_runs import train_until
 from vision_ttt.engine import CheckpointError, ConfigError, NonFiniteError, TrainResult, train
-from vision_ttt.engine.step import Step
 from vision_ttt.engine.task import Moment
 from vision_ttt.layers import DiT3Head
 from vision_ttt.models import DiT3
@@ -139,25 +139,11 @@ def test_same_seed_same_run(fields: Fields, tmp_path: Path) -> None:
     ("options", "updates"), [(FLOW, 3), (EVERYTHING, 5)], ids=["flow", "everything"]
 )
 def test_killed_and_resumed_is_the_same_run(
-    fields: Fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict, updates: int
+    fields: Fields, tmp_path: Path, options: dict, updates: int
 ) -> None:
     whole = train(resolve(fields(**options, output=str(tmp_path / "whole"))))
     config = resolve(fields(**options, output=str(tmp_path / "parts"), checkpoint_every=updates))
-    original, done = Step.__call__, []
-
-    class Killed(Exception):
-        pass
-
-    def step(self: Step, *arguments: object) -> object:
-        done.append(True)
-        if len(done) == updates + 2:  # one more is lost
-            raise Killed
-        return original(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Step, "__call__", step)
-        with pytest.raises(Killed):
-            train(config)
+    train_until(config, updates + 1)  # one more is lost
     resumed = train(config, resume=True)
     assert _same_weights(whole.model, resumed.model)
     assert _rows(whole) == _rows(resumed)

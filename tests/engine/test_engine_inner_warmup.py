@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from interrupted_runs import train_until
 from vision_ttt.engine import TrainConfig, train
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.optimisation import Length, make_inner_warmup
@@ -56,19 +57,9 @@ def test_a_run_warms_up_and_resumes_as_the_same_run(
     assert seen == pytest.approx(wanted)
     assert inner_rates(whole.model) == {1.0}
 
-    seen.clear()
     config = resolve(tiny_fields(**fields, output=str(tmp_path / "run")))
-
-    def stop(self: Step, *args: Any) -> Any:
-        if len(seen) == 5:
-            raise KeyboardInterrupt
-        return watch(self, *args)
-
-    monkeypatch.setattr(Step, "__call__", stop)
-    with pytest.raises(KeyboardInterrupt):
-        train(config)
+    train_until(config, 5)
     seen.clear()
-    monkeypatch.setattr(Step, "__call__", watch)
     resumed = train(config, resume=True)  # from the end of the first epoch
     assert seen == pytest.approx(wanted[4:])
     for name, weight in whole.model.state_dict().items():

@@ -9,12 +9,12 @@ import timm
 import torch
 from torch import nn
 
+from interrupted_runs import train_until
 from vision_ttt.engine import ConfigError, train
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.initial_weights import start_from
 from vision_ttt.engine.metrics import largest_rate
 from vision_ttt.engine.optimisation import Length, make_optimizer, make_scheduler
-from vision_ttt.engine.step import Step
 from vision_ttt.engine.tensor_files import write_tensors
 from vision_ttt.recipes import load, resolve
 from vision_ttt.tasks.checkpoints import load_model
@@ -113,10 +113,7 @@ def test_a_rate_that_is_none_is_refused(value: float) -> None:
 
 
 def test_a_run_resumes_as_the_same_run_and_its_model_loads_alone(
-    tiny_fields: Fields,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tiny_fields: Fields, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _vit(tmp_path / "w.safetensors")
     own = {"model": "linear_vit", "arguments": LINEAR, "image_size": 24, "drop_path": 0.0}
@@ -125,19 +122,7 @@ def test_a_run_resumes_as_the_same_run_and_its_model_loads_alone(
         whole = train(resolve(tiny_fields(**own, output=str(tmp_path / "whole"))))
     assert "new parameters learn at 20 times the learning rate" in caplog.text
     config = resolve(tiny_fields(**own, output=str(tmp_path / "run")))
-    count, step = 0, Step.__call__
-
-    def stop(self: Step, *args: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == 6:
-            raise KeyboardInterrupt
-        return step(self, *args)
-
-    monkeypatch.setattr(Step, "__call__", stop)
-    with pytest.raises(KeyboardInterrupt):
-        train(config)
-    monkeypatch.setattr(Step, "__call__", step)
+    train_until(config, 5)
     (tmp_path / "w.safetensors").unlink()  # neither resuming nor loading needs it
     resumed = train(config, resume=True)
     for name, weight in whole.model.state_dict().items():

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from coco_files import CATEGORIES, rectangle, write_set
-from interrupted_runs import run_through
+from interrupted_runs import run_through, train_until
 from vision_ttt import recipes
 from vision_ttt.cli.main import main
 from vision_ttt.data import DatasetError, ImageError, make_loader
@@ -89,21 +89,10 @@ def result(root: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
 
 
 def test_stopped_and_resumed_it_is_the_same_run(
-    root: Path, result: TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, result: TrainResult, tmp_path: Path
 ) -> None:
     config = _config(root, tmp_path / "run")
-    original, made = Detection.loss, []
-
-    def loss(self: Detection, forward: Any, batch: Any, moment: Moment) -> Any:
-        made.append(moment)
-        if len(made) == 4:
-            raise KeyboardInterrupt
-        return original(self, forward, batch, moment)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Detection, "loss", loss)
-        with pytest.raises(KeyboardInterrupt):
-            train(config)
+    train_until(config, 3)
     resumed = train(config, resume=True)
     one, other = (read_state(checkpoints(run.run_dir)[0]) for run in (result, resumed))
     for part in ("model", "moments"):

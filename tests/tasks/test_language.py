@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from interrupted_runs import train_until
 from vision_ttt.cli.main import main
 from vision_ttt.data import DatasetError
 from vision_ttt.data.documents import DocumentError, Documents, find_documents
@@ -26,7 +27,6 @@ from vision_ttt.tasks.language.models import build_language_model
 from vision_ttt.tasks.language.next_tokens import next_token_logits, scans_as_one_op
 from vision_ttt.tasks.language.packing import IGNORED, Sequences, pack
 from vision_ttt.tasks.language.positions import band_edges, band_of_position, octaves
-from vision_ttt.tasks.language.task import Language
 from vision_ttt.tasks.language.tokenizers import ByteTokenizer, FolderTokenizer, open_tokenizer
 
 LLAMA = {
@@ -248,25 +248,11 @@ def test_it_starts_from_what_transformers_saved(make_config: Fields, tmp_path: P
         task.start_from(tmp_path / "untied", model, "llama", arguments)
 
 
-def test_stopped_and_resumed_it_is_the_same_run(
-    make_config: Fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_and_resumed_it_is_the_same_run(make_config: Fields, tmp_path: Path) -> None:
     fields = {"updates": 7, "evaluate_every": 5, "checkpoint_every": 1, "ema_decay": 0.9}
     whole = train(make_config(**fields, output=str(tmp_path / "whole")))
     config = make_config(**fields)
-    calls = []
-    original = Language.loss
-
-    def loss(self: Language, *arguments: Any) -> Any:
-        calls.append(arguments)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return original(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Language, "loss", loss)
-        with pytest.raises(KeyboardInterrupt):
-            train(config)
+    train_until(config, 3)
     resumed = train(config, resume=True)
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name]), name

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from interrupted_runs import train_until
 from vision_ttt.cli.main import main
 from vision_ttt.data import documents as documents_module
 from vision_ttt.data.documents import DocumentError, find_documents
 from vision_ttt.engine import TrainConfig, train
 from vision_ttt.recipes import resolve
 from vision_ttt.tasks.language.packing import pack
-from vision_ttt.tasks.language.task import Language
 from vision_ttt.tasks.language.token_folder import write_token_folder
 from vision_ttt.tasks.language.tokenizers import ByteTokenizer
 
@@ -107,10 +107,7 @@ def test_a_long_file_is_read_in_pieces(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_tokens_are_trained_on_as_the_text_and_resume_within_an_epoch(
-    folder: Path,
-    tmp_path: Path,
-    make_config: Callable[..., TrainConfig],
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, tmp_path: Path, make_config: Callable[..., TrainConfig]
 ) -> None:
     validation = tmp_path / "validation"
     validation.mkdir()
@@ -122,18 +119,7 @@ def test_tokens_are_trained_on_as_the_text_and_resume_within_an_epoch(
     assert whole.metrics["test_bytes"] == len("other words\n")
     tokens = {name: str(tmp_path / "tokens" / Path(path).name) for name, path in places.items()}
     config = make_config(**tokens, checkpoint_every=1)
-    calls, loss = [], Language.loss
-
-    def interrupted(self: Language, *arguments: Any) -> Any:
-        calls.append(arguments)
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-        return loss(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Language, "loss", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train(config)
+    train_until(config, 4)
     resumed = train(config, resume=True)
     assert resumed.metrics["history"][-1]["epoch"] < 1
     for name, weight in whole.model.state_dict().items():

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from interrupted_runs import run_through
+from interrupted_runs import run_through, train_until
 from vision_ttt.cli.main import main
 from vision_ttt.engine import ConfigError, NonFiniteError, train
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import read_state
-from vision_ttt.engine.step import Step
 from vision_ttt.engine.task import Moment
 from vision_ttt.models import create_model
 from vision_ttt.recipes import resolve
@@ -138,23 +137,10 @@ def test_it_learns_tells_and_starts_a_classifier(
     assert torch.equal(again.backbone.norm.weight, own["norm.weight"])
 
 
-def test_killed_and_resumed_it_is_the_same_run(
-    fields: Fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_and_resumed_it_is_the_same_run(fields: Fields, tmp_path: Path) -> None:
     whole = train(resolve(fields(ema_decay=0.9, output=str(tmp_path / "whole"))))
     config = resolve(fields(ema_decay=0.9, output=str(tmp_path / "parts"), checkpoint_every=3))
-    original, made = Step.__call__, []
-
-    def step(self: Step, *arguments: object) -> object:
-        made.append(True)
-        if len(made) == 5:
-            raise KeyboardInterrupt
-        return original(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Step, "__call__", step)
-        with pytest.raises(KeyboardInterrupt):
-            train(config)
+    train_until(config, 4)
     resumed = train(config, resume=True)
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name])

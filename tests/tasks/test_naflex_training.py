@@ -9,11 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
+from interrupted_runs import train_until
 from tolerances import assert_close
 from vision_ttt.cli.main import main
 from vision_ttt.data import stack_sequences
 from vision_ttt.engine import ConfigError, train
-from vision_ttt.errors import Interrupted, UserError
+from vision_ttt.errors import UserError
 from vision_ttt.recipes import resolve
 from vision_ttt.tasks import load_model
 from vision_ttt.tasks.images.backbones import checkpoint_backbone
@@ -33,24 +34,6 @@ def shaped_folder(image_folder: Path) -> Path:
     return image_folder
 
 
-class Stop(Interrupted):
-    """Between two updates."""
-
-
-def _stopping_at(update: int, patch: pytest.MonkeyPatch) -> None:
-    from vision_ttt.engine.step import Step
-
-    original, calls = Step.__call__, []
-
-    def call(self, *arguments):
-        calls.append(None)
-        if len(calls) == update:
-            raise Stop
-        return original(self, *arguments)
-
-    patch.setattr(Step, "__call__", call)
-
-
 def test_a_run_on_sequences_goes_on_where_it_was_killed_and_predicts(
     shaped_folder: Path, tiny_fields: Fields, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,10 +41,7 @@ def test_a_run_on_sequences_goes_on_where_it_was_killed_and_predicts(
     options |= {"checkpoint_every": 1, "accumulation_steps": 2, "crop_fraction": 1.0}
     whole = train(resolve(tiny_fields(**options, output=str(tmp_path / "whole"))))
     config = resolve(tiny_fields(**options, output=str(tmp_path / "parts")))
-    with pytest.MonkeyPatch.context() as patch:
-        _stopping_at(6, patch)  # in the second epoch, after its first update
-        with pytest.raises(Stop):
-            train(config)
+    train_until(config, 5)  # in the second epoch, after its first update
     resumed = train(config, resume=True)
     assert torch.equal(whole.evaluation.probabilities, resumed.evaluation.probabilities)
     for name, weight in whole.model.state_dict().items():

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
+from interrupted_runs import train_until
 from vision_ttt import recipes
 from vision_ttt.cli.main import main
 from vision_ttt.data import DatasetError, ImageError
@@ -125,22 +126,10 @@ def test_the_loss_is_a_mean_over_all_pixels_in_any_parts(scenes: Path, tmp_path:
 
 
 def test_a_run_that_is_interrupted_goes_on_as_if_it_had_not_been(
-    trained: Any, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Any, scenes: Path, tmp_path: Path
 ) -> None:
     config = _config(scenes, tmp_path / "run", drop_path=0.1, checkpoint_every=1)
-    passes = []
-    original = Segmentation.loss
-
-    def loss(self: Any, *arguments: Any) -> Any:
-        passes.append(0)
-        if len(passes) == 4:
-            raise KeyboardInterrupt
-        return original(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Segmentation, "loss", loss)
-        with pytest.raises(KeyboardInterrupt):
-            train(config)
+    train_until(config, 3)
     resumed = train(config, resume=True)
     one, other = (read_state(checkpoints(result.run_dir)[0]) for result in (trained, resumed))
     for part in ("model", "moments"):

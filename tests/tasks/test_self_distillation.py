@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from interrupted_runs import train_until
 from vision_ttt.engine import ConfigError, train
-from vision_ttt.engine.step import Step
 from vision_ttt.engine.task import Moment
 from vision_ttt.recipes import resolve
 
@@ -56,9 +56,7 @@ def test_a_batch_without_an_image_is_of_the_graph(tiny_fields: Fields) -> None:
     assert model.head.weight.grad is not None
 
 
-def test_resumed_it_is_the_same_run(
-    tiny_fields: Fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_it_is_the_same_run(tiny_fields: Fields, tmp_path: Path) -> None:
     plain = train(
         resolve(
             tiny_fields(**{**DISTILS, "self_distillation": 0.0}, output=str(tmp_path / "plain"))
@@ -67,18 +65,7 @@ def test_resumed_it_is_the_same_run(
     fields = tiny_fields(**DISTILS)
     whole = train(resolve({**fields, "output": str(tmp_path / "whole")}))
     config = resolve({**fields, "output": str(tmp_path / "parts"), "checkpoint_every": 3})
-    original, made = Step.__call__, []
-
-    def step(self: Step, *arguments: object) -> object:
-        made.append(True)
-        if len(made) == 5:
-            raise KeyboardInterrupt
-        return original(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Step, "__call__", step)
-        with pytest.raises(KeyboardInterrupt):
-            train(config)
+    train_until(config, 4)
     resumed = train(config, resume=True)
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name])
