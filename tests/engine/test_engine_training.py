@@ -347,19 +347,6 @@ def test_starting_from_weights(tiny_fields: Fields, tmp_path: Path) -> None:
         torch.testing.assert_close(tuned.model.state_dict()[name], weight, rtol=0, atol=1e-9)
 
 
-def test_starting_from_weights_of_another_image_size(tiny_fields: Fields, tmp_path: Path) -> None:
-    _run(tiny_fields, epochs=1, output=str(tmp_path / "source"))
-    tuned = _run(
-        tiny_fields,
-        epochs=1,
-        output=str(tmp_path / "fine"),
-        image_size=48,
-        initial_weights=str(tmp_path / "source" / "last.safetensors"),
-    )
-    assert tuned.model.pos_embed.shape[1] == 144
-    assert tuned.metrics["history"][0]["train_loss"] < 10
-
-
 def test_a_model_of_timms_trains_too(tiny_fields: Fields) -> None:
     result = _run(tiny_fields, model="resnet18", arguments={}, image_size=32, epochs=1)
     assert result.metrics["history"][0]["inner_losses"] == {}

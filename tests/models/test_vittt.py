@@ -141,8 +141,8 @@ def test_every_configuration_starts_near_chance_and_trains_every_parameter(optio
     assert abs(loss.item() - math.log(10)) < 0.35
     loss.backward()
     for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.abs().max() > 0, name
 
 
 @pytest.mark.parametrize("name", ["vittt_tiny_patch16_224", "vittt_tiny_double_token_patch16_224"])
@@ -170,17 +170,6 @@ def test_drop_path_drops_both_branches():
         for _ in range(8)
     )  # fmt: skip
     assert dropped >= 7
-
-
-@pytest.mark.parametrize("pool", ["avg", "double"])
-def test_features_only(pool):
-    model = timm.create_model(
-        NANO, depth=4, features_only=True, out_indices=(0, 3), global_pool=pool
-    )
-    features = model(images())
-    assert [f.shape for f in features] == [(2, 96, 8, 8)] * 2
-    assert model.feature_info.channels() == [96, 96]
-    assert model.feature_info.reduction() == [4, 4]
 
 
 @pytest.mark.parametrize("pool", ["avg", "middle"])
@@ -268,14 +257,6 @@ def test_layer_decay_groups_blocks():
     assert scales == sorted(scales)
     assert len(set(scales)) == 4
     assert scale["pos_embed"] == scale["patch_embed.proj.weight"]
-
-
-def test_gradient_checkpointing_changes_nothing():
-    model = nano()
-    wanted = torch.autograd.grad(model(images()).square().sum(), list(model.parameters()))
-    model.set_grad_checkpointing()
-    got = torch.autograd.grad(model(images()).square().sum(), list(model.parameters()))
-    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
 @pytest.mark.parametrize("pool", ["avg", "middle"])
