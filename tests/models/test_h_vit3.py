@@ -14,6 +14,7 @@ from tolerances import assert_close
 from vision_ttt import convert
 from vision_ttt.bench import count_macs, count_parameters
 from vision_ttt.convert.vit3 import H_VIT3
+from vision_ttt.layers.rotary2d import rotary_table
 from vision_ttt.models.h_vit3 import HViT3
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -140,14 +141,15 @@ def test_pruned_of_its_last_stage_it_has_no_norm_either():
     assert_close(model.forward_features(x).permute(0, 3, 1, 2), wanted, 1e-6)
 
 
-def test_rotations_matter_in_every_stage():
-    model = HViT3(64, 10, (32, 48), (1, 1), (1, 1)).eval()
+def test_rotations_of_every_stage_are_those_of_its_grid():
+    """The released model's grids are square; rows and columns of these are not as many."""
+    model, seen = HViT3(64, 10, (32, 48), (1, 1), (1, 1)).eval(), []
     for stage in model.stages:
-        seen = []
-        stage.blocks[0].ttt.register_forward_pre_hook(lambda _m, inputs, s=seen: s.append(inputs))
-        model(torch.randn(1, 3, 32, 64))
-        x, (height, width), rotations = seen[0]
-        assert rotations.shape == (height * width, x.shape[-1] // 2, 2)
+        stage.blocks[0].ttt.register_forward_pre_hook(lambda _m, inputs: seen.append(inputs))
+    model(torch.randn(1, 3, 32, 64))
+    assert [grid for _, grid, _ in seen] == [(8, 16), (4, 8)]
+    for (_, grid, rotations), channels in zip(seen, (32, 48), strict=True):
+        assert torch.equal(rotations, rotary_table(grid, channels))
 
 
 def test_a_changed_size_is_saved_and_a_wrong_one_refused(tmp_path):
