@@ -122,12 +122,13 @@ def test_rows_of_models(train: bool, run_, monkeypatch):
 
 @pytest.mark.parametrize("kind", [None, "for_training"])
 def test_training_computes_every_gradient_anew(kind, monkeypatch, run_):
-    built = []
+    built, received = [], []
     build = Contender.build
 
     def remember(self, resolution):
         model = build(self, resolution)
         built.append(model)
+        model.head.bias.register_hook(received.append)
         return model
 
     monkeypatch.setattr(Contender, "build", remember)
@@ -136,6 +137,8 @@ def test_training_computes_every_gradient_anew(kind, monkeypatch, run_):
     assert built[0].training
     gradients = [parameter.grad for parameter in built[0].parameters()]
     assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
+    assert len(received) > 1
+    assert torch.equal(built[0].head.bias.grad, received[-1])  # and not their sum
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from vision_ttt import acceleration
 from vision_ttt.bench import names, runtimes
 from vision_ttt.bench.contenders import Contender, find_contenders
 from vision_ttt.bench.machine import describe_run, installed
@@ -19,17 +18,6 @@ SMALL = "test_vit"  # timm's own for tests: half of DeiT's depth
 CPU = torch.device("cpu")
 DEIT, NANO = "deit_tiny_patch16_224", "vittt_nano_patch4_32"
 BRIEF = Settings(CPU, repeats=1, shortest_repeat=0)
-
-
-def _for_inference(model, *, dtype=None):
-    """The contract of vision_ttt.for_inference, by modules."""
-    inner = model.to(dtype or torch.float32)
-    return lambda images: inner(images.to(dtype or torch.float32)).float()
-
-
-@pytest.fixture
-def _modules_for_inference(monkeypatch):
-    monkeypatch.setattr(acceleration, "for_inference", _for_inference)
 
 
 def _rows(labels, settings=BRIEF):
@@ -60,7 +48,6 @@ def test_every_runtime_has_a_name_for_the_command_line():
         pytest.param("inductor", DEIT, torch.bfloat16, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.usefixtures("_modules_for_inference")
 def test_a_runtime_computes_the_models_logits(runtime: str, model: str, dtype: torch.dtype):
     reason = runtimes.refusal(runtime, dtype)
     if reason is not None:
@@ -85,7 +72,6 @@ def test_what_differs_is_told():
     assert "[3]" in tell(lambda x: x[0].flatten(), model, images, torch.float32)
 
 
-@pytest.mark.usefixtures("_modules_for_inference")
 def test_rows_of_deployed_models():
     rows = _rows([NANO, f"{NANO}:for_inference"])
     assert [row.contender for row in rows] == [NANO, f"{NANO}:for_inference"]
