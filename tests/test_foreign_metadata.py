@@ -194,7 +194,10 @@ CASES = [
     *([("dino", "task.outputs", 10**9, "outputs is 1000000000")] if "dino" in MAKERS else []),
     ("masked-images", "task.mask_ratio", 2, "mask_ratio is 2"),
     ("detection", "carried.category_ids", ["a", "b"], "category_ids is ['a', 'b']"),
+    ("detection", "carried.category_ids", [3], "category_ids has 1 entries; 2 are needed"),
     ("detection", "carried.category_ids", [3, 3], "category_ids has one twice"),
+    ("detection", "carried.ids_in_names", 1, "ids_in_names is not true or false"),
+    ("detection", "carried.shorter_side", 0, "shorter_side is 0"),
     ("detection", "carried.longer_side", 96.0, "longer_side is 96.0; a whole number"),
     ("detection", "model_args.dense.channels", 10**9, "channels is 1000000000; accepted"),
     ("detection", "model_args.dense.channels", 20_000, "it would have more than"),
@@ -210,6 +213,8 @@ CASES = [
     ("segmentation", "carried.palette.1", [0, 0, 256], "palette[1][2] is 256"),
     ("segmentation", "carried.palette.1", [0, 0, 0.5], "a list of whole numbers"),
     ("segmentation", "carried.input.window", 10**9, "window is 1000000000"),
+    ("segmentation", "carried.input.stride", 99, "stride is 99; it must be at most window"),
+    ("segmentation", "carried.input.evaluation", "half", "evaluation is 'half'"),
 ]
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -261,23 +260,8 @@ def test_eval_on_other_data_needs_the_same_categories(
     assert "test_images is the absolute path" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"classes": ["square"]},
-        {"category_ids": [3]},
-        {"shorter_side": 0},
-        {"longer_side": "64"},
-        {"input": {"mean": [0.5, 0.5, 0.5], "std": [1.0, math.nan, 1.0]}},
-        {"input": {}},
-        {"ids_in_names": 1},
-    ],
-)
-def test_a_damaged_description_is_refused(result: TrainResult, changes: dict[str, Any]) -> None:
+def test_damaged_data_of_a_checkpoint_are_refused(result: TrainResult) -> None:
     _, metadata = read_weights(result.run_dir / "last.safetensors")
-    damaged = replace(metadata, carried={**metadata.carried, **changes})
-    with pytest.raises((ValueError, TypeError, KeyError)):
-        DetectionSection.rebuild(damaged)
     machine = {"part": "test", "precision": "float32", "num_workers": 0}
     with pytest.raises(UserError, match="does not name its dataset; give --dataset"):
         DetectionSection.reopen(replace(metadata, data={}), {}, **machine)
@@ -364,7 +348,7 @@ def test_damaged_weights_are_not_taken_for_empty_images(result: TrainResult, roo
             list(predictor.predict([root / "val2017" / "000000000001.png"]))
 
 
-def test_pictures_show_mask_box_and_class(root: Path) -> None:
+def test_pictures_show_mask_box_and_class() -> None:
     image = Image.new("RGB", (100, 80), "black")
     mask = np.zeros((80, 100), dtype=np.uint8, order="F")
     mask[30:60, 20:70] = 1
