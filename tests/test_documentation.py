@@ -22,7 +22,7 @@ def python_blocks(page: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if page != FINE_TUNING],
+    [page for page in PAGES if page != FINE_TUNING and python_blocks(page)],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_python_blocks_run_one_after_the_other(page):

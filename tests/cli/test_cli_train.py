@@ -101,34 +101,24 @@ def test_errors_of_an_existing_run_name_the_flags(
         (["--initial_weights", ""], "initial_weights is ''; it must be a non-empty string or null"),
         (["--initial_weights", "."], ". cannot be read: it is a folder, not a file"),
         (["--initial_weights", "none"], "No such checkpoint file"),
-        (["--num_classes", "3"], "num_classes is 3, but"),
-        (["--frozen_layers", "99"], "frozen_layers is 99, but"),
-        (["--auto_augment", "rand-m9-msdt0.5"], "'msdt0.5' is no section of rand"),
         (["--batch_size", "99999999999999999999"], "it must be at most that"),
         (["--num_workers", "99999999999999999999"], "it must be from 0 to 256"),
-        (["--arguments.patch_size", "0"], "patch_size is 0"),
-        (["--arguments.depth", "0"], "depth is 0"),
         (["--arguments.depth", "1000000"], "depth is 1000000"),
         (["--arguments.nonsense", "1"], "nonsense"),
         (["--image_size", "7"], "images of 7 × 7 are not whole patches of 4 × 4"),
         (["--image_size", "999999"], "it must be from 1 to 16,384"),
-        (["--model", "dit3_nano_patch4_32"], "denoises and classifies nothing; set task to diff"),
-        (["--test_fraction", "0.5"], "has no use for it"),
     ],
 )
 def test_a_wrong_value_is_one_line_and_makes_nothing(
     recipe: Path, capsys: Said, flags: list[str], told: str
 ) -> None:
-    fields = json.loads(recipe.read_text())
-    if "dit3" in str(flags):
-        fields["model"] |= {"arguments": {}, "drop_path": None}
-    recipe.write_text(json.dumps(fields))
+    """More of such values are in the engine's test of what leaves no run directory."""
     assert main(["train", str(recipe), *flags]) == 2
     said = capsys.readouterr()
     assert told in said.err
     assert len(said.err.splitlines()) == 1
     assert not said.out
-    assert not Path(fields["run"]["output"]).exists()
+    assert not Path(json.loads(recipe.read_text())["run"]["output"]).exists()
 
 
 @pytest.mark.parametrize(
