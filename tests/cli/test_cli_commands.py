@@ -188,9 +188,7 @@ def test_a_stopped_stage_says_how_the_recipe_goes_on(
         assert capsys.readouterr().err.endswith(told)
 
 
-def test_exit_codes(
-    recipe: Path, image_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
-) -> None:
+def test_exit_codes(recipe: Path, image_folder: Path, capsys: Said) -> None:
     assert main(["train", str(recipe), "--learning_rate", "1e30", "--clip_norm", "0"]) == 3
     said = capsys.readouterr().err
     assert "is not finite" in said

@@ -193,9 +193,7 @@ def test_streamed_dataset_needs_the_number_of_classes(monkeypatch: pytest.Monkey
         ("test_fraction", 0.5),
     ],
 )
-def test_fields_that_a_dataset_would_ignore(
-    field: str, value: object, image_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fields_that_a_dataset_would_ignore(field: str, value: object, image_folder: Path) -> None:
     for dataset in ("digits", str(image_folder)):
         with pytest.raises(DatasetError, match=f"{field} is {value!r}, but .* has no use for it"):
             open_dataset(DatasetSpec(dataset, **{field: value}))

@@ -182,7 +182,7 @@ def test_a_checkpoint_of_another_config_is_not_passed_over(tiny_fields: Fields) 
     assert checkpoints(Path(config.run.output)) == found
 
 
-def test_a_folder_of_checkpoints_that_is_none(tiny_fields: Fields, tmp_path: Path) -> None:
+def test_a_folder_of_checkpoints_that_is_none(tiny_fields: Fields) -> None:
     config = resolve(tiny_fields())
     for stands in (lambda path: path.write_text(""), lambda path: path.symlink_to(path.name)):
         run = Path(config.run.output)
@@ -193,9 +193,7 @@ def test_a_folder_of_checkpoints_that_is_none(tiny_fields: Fields, tmp_path: Pat
         shutil.rmtree(run)
 
 
-def test_no_whole_checkpoint_is_an_error_and_not_a_new_start(
-    tiny_fields: Fields, tmp_path: Path
-) -> None:
+def test_no_whole_checkpoint_is_an_error_and_not_a_new_start(tiny_fields: Fields) -> None:
     config = resolve(tiny_fields(checkpoint_every=2))
     train(config)
     found = checkpoints(Path(config.run.output))

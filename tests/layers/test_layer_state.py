@@ -91,7 +91,7 @@ def test_a_saved_state_goes_on(tmp_path):
     assert_close(swapped, wanted[[1, 0], 7:], 1e-5)
 
 
-def test_an_mlps_saved_state_has_its_kind(tmp_path):
+def test_an_mlps_saved_state_has_its_kind():
     layer = randomised(LAYERS["mlp"](), torch.float32)
     _, state = layer(torch.randn(1, 5, DIM), return_state=True)
     loaded = states.from_tensors(TTTLayerState, state.tensors())

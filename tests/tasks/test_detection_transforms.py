@@ -110,7 +110,7 @@ def test_what_a_window_cuts_gets_the_box_of_its_mask() -> None:
     assert mask_boxes(torch.zeros(1, 4, 4, dtype=torch.uint8)).tolist() == [[0, 0, 0, 0]]
 
 
-def test_cropped_objects_keep_image_box_and_mask_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cropped_objects_keep_image_box_and_mask_together() -> None:
     random.seed(0)
     transform = TrainTransform(_data(crop=True, horizontal_flip=0.5, shorter_side=64))
     item = _item((5, 5, 25, 30), (80, 50, 118, 78), (50, 10, 60, 20))

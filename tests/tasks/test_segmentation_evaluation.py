@@ -53,7 +53,7 @@ def test_windows_cover_a_side_to_its_end(length: int, expected: list[int]) -> No
     assert window_places(length, window=8, stride=6) == expected
 
 
-def test_one_window_is_the_whole_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_window_is_the_whole_image() -> None:
     image = torch.randn(3, 16, 16)
     slide = TestView("slide", 16, 10).segment(_blurred, CLASSES, "float32")(image)
     whole = TestView("whole", 16, 10).segment(_blurred, CLASSES, "float32")(image)
