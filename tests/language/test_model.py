@@ -315,10 +315,11 @@ def test_half_precision(model, dtype):
 
 def test_autocast(model):
     ids = tokens(2, 9)
-    wanted = model(ids, labels=ids).loss
+    wanted = model(ids, labels=ids)
     with torch.autocast("cpu", torch.bfloat16):
         output = model(ids, labels=ids, use_cache=True)
-    assert_close(output.loss, wanted, 0.05)
+    assert_close(output.logits, wanted.logits, 0.05)
+    assert_close(output.loss, wanted.loss, 5e-3)
     assert output.cache.blocks[0].ttt.learner[0].dtype == torch.float32
 
 

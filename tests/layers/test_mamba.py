@@ -134,7 +134,7 @@ def test_large_inputs_and_mixed_precision(dtype):
     with torch.autocast("cpu", dtype):
         y, mixed = block(x), block.mixer(x if dtype == torch.bfloat16 else x / 10)
     assert y.dtype == torch.float32
-    assert_close(y, exact, 1e-3)
+    assert_close(y - x, exact - x, 2e-2)  # of the branch, which is a thousandth of the sum
     assert mixed.dtype == dtype
     assert mixed.isfinite().all()
     mixed.float().square().mean().backward()

@@ -329,7 +329,10 @@ def test_exports_with_any_image_size(name):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_is_close(name, dtype, training):
     model = small(name).eval()
+    with torch.no_grad():  # what TTT adds in a new model is below the rounding of the rest
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
     wanted = model(images())
     with torch.autocast("cpu", dtype=dtype), torch.set_grad_enabled(training):
         got = model(images())
-    assert_close(got, wanted, 5e-2)
+    assert_close(got, wanted, 3e-2)

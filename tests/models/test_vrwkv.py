@@ -133,11 +133,16 @@ def test_learns(design):
 
 
 def test_half_precisions_sum_in_float32():
+    torch.manual_seed(0)
     model = VRWKV(**SMALL).eval()
+    with torch.no_grad():  # what mixing adds in a new model is below the rounding of the rest
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
     x = torch.randn(2, 3, 32, 32)
+    wanted = model(x)
     with torch.autocast("cpu", torch.bfloat16):
-        assert_close(model(x).float(), model(x.float()).float(), 0.05)
-    assert_close(model.bfloat16()(x.bfloat16()).float(), model.float()(x), 0.05)
+        assert_close(model(x), wanted, 2e-2)
+    assert_close(model.bfloat16()(x.bfloat16()), model.float()(x), 2e-2)
 
 
 @pytest.mark.parametrize(
