@@ -9,6 +9,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from vision_ttt.models.linear_vit import LinearViT
 from vision_ttt.whole import WholePictures, plan
 
 LINEAR: dict[str, Any] = {
@@ -20,7 +21,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "vittt-mlp": {"model_name": "vittt_nano_patch4_32", "inner_model": "mlp"},
     "vittt-double": {"model_name": "vittt_nano_patch4_32", "global_pool": "double"},
     "vittt-middle": {"model_name": "vittt_nano_patch4_32", "global_pool": "middle"},
-    "vittt-max": {"model_name": "vittt_nano_patch4_32", "global_pool": "max_norm"},
+    "vittt-max": {
+        **{"model_name": "vittt_nano_patch4_32", "global_pool": "max_norm"},
+        **{"img_size": (32, 36), "patch_size": (4, 6)},
+    },
     "vittt-conv1d": {"model_name": "vittt_nano_patch4_32", "design": "conv1d"},
     "vittt-first-row": {"model_name": "vittt_nano_patch4_32", "design": "ttt_layer"},
     "vittt-one-way": {"model_name": "vittt_nano_patch4_32", "design": "one_way"},
@@ -51,6 +55,10 @@ def make(name: str, **arguments: Any) -> nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
+        if isinstance(model, LinearViT):  # what its inner models learn would be below rounding
+            for name, parameter in model.named_parameters():
+                if ".attn." in name:
+                    parameter *= 3
     return model
 
 

@@ -73,31 +73,39 @@ def test_tokens_may_be_stored_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> No
     model, picture = make("vittt"), torch.randn(3, 40, 52)
     whole = WholePictures(model, storage=torch.bfloat16)
     exact = WholePictures(model)
-    assert_close(collected(whole, picture), collected(exact, picture), 0.05)
+    assert_close(collected(whole, picture), collected(exact, picture), 1.5e-2)
     stored = exact.plan((40, 52)).scratch
     assert whole.plan((40, 52)).scratch == stored / 2
 
 
-def test_weights_may_be_packed_in_bfloat16() -> None:
-    model, picture = make("vittt"), torch.randn(3, 40, 52)
-    wanted = for_inference(model, dtype=torch.bfloat16).forward_features(picture[None])[0]
+@pytest.mark.parametrize("name", ["vittt", "vit3", "mambar"])
+def test_weights_may_be_packed_in_bfloat16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They differ from those in float32 by 4e-3. The picture has the model's own positions."""
+    in_bands(monkeypatch, 24)
+    model, picture = make(name), torch.randn(3, 32, 32)
+    fast = for_inference(model, dtype=torch.bfloat16, strict=True)
+    wanted, _ = model.split_tokens(fast.forward_features(picture[None]))
     whole = WholePictures(model, dtype=torch.bfloat16)
-    assert_close(collected(whole, picture).flatten(0, 1), wanted, 0.05)
+    assert_close(collected(whole, picture).flatten(0, 1), wanted[0], 1e-3)
 
 
-def test_it_segments_as_the_segmenter_does(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("classes", "dtype"), [(6, torch.uint8), (300, torch.int32)])
+def test_it_segments_as_the_segmenter_does(
+    classes: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     in_bands(monkeypatch, 40)
     monkeypatch.setattr(whole_model, "_WINDOW", 4000)
     monkeypatch.setattr(whole_model, "_WINDOW_ROWS", 2)
-    segmenter = LinearSegmenter(TokenMap(make("vittt", dynamic_img_pad=False)), 6).eval()
+    segmenter = LinearSegmenter(TokenMap(make("vittt", dynamic_img_pad=False)), classes).eval()
     nn.init.normal_(segmenter.head.weight)
     picture = torch.randn(3, 43, 58)
     with torch.no_grad():
         wanted = segmenter(picture[None])[0].argmax(0)
-    labels = torch.zeros(43, 58, dtype=torch.uint8)
+    labels = torch.zeros(43, 58, dtype=dtype)
     for rows, part in WholePictures(segmenter).labels(picture):
+        assert part.dtype == dtype
         labels[rows] = part
-    assert len(wanted.unique()) == 6
+    assert wanted.max() > 0.9 * (classes - 1)
     assert (labels == wanted).float().mean() > 0.999
 
 
