@@ -22,3 +22,4 @@ def test_padded_images_have_the_models_step():
     options = {"patch_size": 16, "dynamic_img_size": True, "dynamic_img_pad": True}
     model = timm.create_model("vittt_nano_patch4_32", depth=1, **options)
     assert token_step(model, torch.zeros(1, 3, 36, 36), (3, 3)) == (16, 16)
+    assert token_grid(model, torch.zeros(1, 3, 36, 20)) == ((3, 2), (16, 16))

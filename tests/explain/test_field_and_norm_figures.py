@@ -21,11 +21,14 @@ def one_direction():
 def test_a_sheet_has_every_field_with_its_numbers():
     fields = {"even": torch.ones(16, 16), "one way": one_direction(), "other": torch.rand(8, 12)}
     figure = receptive_field_sheet(fields)
-    even, one_way, *_ = axes = [axis for axis in figure.axes if axis.images]
+    even, one_way, other, *_ = axes = [axis for axis in figure.axes if axis.images]
     assert [axis.get_title() for axis in axes] == list(fields)
     assert even.get_xlabel() == "20 % within 4 px\nanisotropy 1.00"
     (circle,) = (patch for patch in even.patches if isinstance(patch, Circle))
     assert (circle.radius, circle.center) == (4, (7.5, 7.5))
+    (circle,) = (patch for patch in other.patches if isinstance(patch, Circle))
+    assert (circle.radius, circle.center) == (2, (5.5, 3.5))  # of the shorter side
+    assert "within 2 px" in other.get_xlabel()
     pictures = [axis.images[0] for axis in axes]
     assert len({(picture.norm.vmin, picture.norm.vmax) for picture in pictures}) == 1
     drawn = one_way.images[0].get_array()
@@ -45,9 +48,9 @@ def test_the_radius_is_that_of_the_numbers():
 
 
 def test_profiles_are_over_the_mean_and_the_side():
-    figure = radial_profiles({"even": torch.full((8, 8), 3.0), "one way": one_direction()})
+    figure = radial_profiles({"even": torch.full((8, 12), 3.0), "one way": one_direction()})
     even, other, *_ = figure.axes[0].lines
-    assert list(even.get_ydata()) == [1] * 5
+    assert list(even.get_ydata()) == [1] * 7  # √42.5 to a corner
     assert list(even.get_xdata()[:2]) == [0.125, 0.375]
     assert even.get_color() != other.get_color()
 

@@ -58,6 +58,12 @@ def images():
     return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
+def oblong():
+    """Images of 6 × 10 tokens: on a square grid rows and columns could be exchanged."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(3, 3, 24, 40, generator=generator, dtype=torch.float64)
+
+
 def problem_of(model, layer, images):
     """The arguments of the op of one of a model's layers."""
     problems = []
@@ -123,25 +129,25 @@ def test_states_differ(images, inner_model):
     assert_close(*first, 1e-6)  # before any step, the current state is the initial one
 
 
-def test_a_vit3_has_a_map_of_each_head_and_of_the_convolution(images):
-    model = vit3().double()
-    maps = gradient_magnitude(model, images.double())
-    assert maps.shape == (3, 2, 3, 8, 8)
+def test_a_vit3_has_a_map_of_each_head_and_of_the_convolution():
+    model, images = vit3().double(), oblong()
+    maps = gradient_magnitude(model, images)
+    assert maps.shape == (3, 2, 3, 6, 10)
     calls = []
     layer = model.blocks[1].ttt
     handle = layer.register_forward_pre_hook(lambda layer, inputs: calls.append(inputs))
-    model.eval()(images.double())
+    model.eval()(images)
     handle.remove()
     (_, k1, v1), (_, k2, v2) = layer.views(calls[0][0].detach())
     # The batch's gradient by autograd, with the loss of one token after the other.
-    for t in (0, 13, 63):
+    for t in (0, 13, 59):
         z1, z2 = k1[:, t].unsqueeze(-2) @ layer.w1, k1[:, t].unsqueeze(-2) @ layer.w2
         f = (z1 * torch.nn.functional.silu(z2)).squeeze(-2)  # [B, H, d]
-        loss = -(f * v1[:, t]).sum((-2, -1)) / 3 / 64
+        loss = -(f * v1[:, t]).sum((-2, -1)) / 3 / 60
         o = torch.nn.functional.conv2d(
-            k2.transpose(1, 2).unflatten(2, (8, 8)), layer.w3, padding=1, groups=8
+            k2.transpose(1, 2).unflatten(2, (6, 10)), layer.w3, padding=1, groups=8
         )
-        loss2 = -(o.flatten(2)[..., t] * v2[:, t]).sum(-1) / 3 / 64
+        loss2 = -(o.flatten(2)[..., t] * v2[:, t]).sum(-1) / 3 / 60
         for image in range(3):
             w1, w2 = torch.autograd.grad(loss[image], (layer.w1, layer.w2), retain_graph=True)
             (w3,) = torch.autograd.grad(loss2[image], layer.w3, retain_graph=True)
@@ -150,8 +156,8 @@ def test_a_vit3_has_a_map_of_each_head_and_of_the_convolution(images):
 
 
 @pytest.mark.parametrize("inner", ["swiglu", "ttt_linear", "vit3"])
-def test_a_linear_vit_has_maps_of_what_its_inner_models_are_trained_on(images, inner, monkeypatch):
-    model, images = linear(inner).double(), images.double()
+def test_a_linear_vit_has_maps_of_what_its_inner_models_are_trained_on(inner, monkeypatch):
+    model, images = linear(inner).double(), oblong()
     maps = gradient_magnitude(model, images)
     seen = {}  # what the ops of the last layer are called with
     for name in ("swiglu_ttt", "gated_unit_step", "depthwise_step"):
@@ -170,7 +176,7 @@ def test_a_linear_vit_has_maps_of_what_its_inner_models_are_trained_on(images, i
         wanted = trace.initial_gradient_norm[:, 4:]
     else:
         (k2, v2, *_), gated = seen["depthwise_step"], seen["gated_unit_step"]
-        convolved = depthwise_gradient_norms(k2, v2, (8, 8), 3).unsqueeze(-1)
+        convolved = depthwise_gradient_norms(k2, v2, (6, 10), 3).unsqueeze(-1)
         wanted = torch.cat((gated_unit_gradient_norms(*gated)[:, 4:], convolved), dim=-1)
     assert wanted.shape[2] == {"swiglu": 2, "ttt_linear": 4, "vit3": 3}[inner]
     assert_close(maps[:, 1].flatten(2).mT, wanted.float(), 1e-6)
@@ -208,10 +214,10 @@ def test_maps_of_other_sizes_and_of_half_precision(make):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = gradient_magnitude(model, images)
     assert got.dtype == torch.float32
-    assert_close(got, maps, 0.1)
+    assert_close(got, maps, 2e-2)
     got = gradient_magnitude(model.bfloat16(), images.bfloat16())
     assert got.dtype == torch.float32
-    assert_close(got, maps, 0.1)
+    assert_close(got, maps, 2e-2)
 
 
 def test_the_model_is_left_alone(images):

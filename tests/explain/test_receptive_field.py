@@ -141,10 +141,13 @@ def test_the_model_stays_as_it_was(images):
 
 def test_fields_in_bfloat16(images):
     model = small(num_heads=2)
+    with torch.no_grad():  # TTT adds little to the fields of a new model
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
     wanted = receptive_field(model, images)
     field = receptive_field(model.bfloat16(), images.bfloat16())
     assert field.dtype == torch.float32
-    assert_close(field, wanted, 0.1)
+    assert_close(field, wanted, 2e-2)
 
 
 def test_fields_refuse(images):
