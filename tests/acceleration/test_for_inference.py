@@ -556,7 +556,7 @@ def test_under_autocast():
     """The stem's convolutions give maps in bfloat16."""
     model, images = small("hvit3_tiny"), images_of("hvit3")
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert_close(for_inference(model)(images).float(), model(images).float(), 3e-2)
+        assert_close(for_inference(model)(images), model(images), 1.2e-2)
 
 
 def test_attributes_are_the_models(fast):

@@ -193,10 +193,12 @@ def test_parametrisations_and_functional_calls(calls):
     parameters = {name: 0.5 * x for name, x in plain.named_parameters()}
     wanted = torch.func.functional_call(plain, parameters, (x,))
     assert_close(torch.func.functional_call(layer, parameters, (x,)), wanted, 2e-6)
+    assert len(calls) == 1
     for each in (plain, layer):
         for part, name in (("conv_k", "weight"), ("learner", "w0"), ("merge", "bias")):
             parametrize.register_parametrization(each.get_submodule(part), name, Doubled())
     assert_close(layer(x), plain(x), 2e-6)
+    assert len(calls) == 1  # a parametrised layer runs by its modules
     assert not torch.allclose(plain(x), make_layer()(x), rtol=1e-3)
 
 

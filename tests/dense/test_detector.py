@@ -206,7 +206,7 @@ def test_under_autocast_boxes_stay_exact():
             losses.append(own(*batch()))
     for name in LOSSES:
         assert losses[1][name].dtype == torch.float32
-        torch.testing.assert_close(losses[1][name], losses[0][name], rtol=0.05, atol=0.01)
+        assert_close(losses[1][name], losses[0][name], 2e-3)  # relative: some are 1e-2
     with torch.autocast("cpu", torch.bfloat16):
         (found,) = own.eval()(batch()[0][:1])
     assert found["boxes"].dtype == found["scores"].dtype == torch.float32

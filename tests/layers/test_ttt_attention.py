@@ -102,10 +102,10 @@ def test_rotations_are_those_of_timm(half):
 def test_autocast(inner, training):
     layer, x = problem(inner, dtype=torch.float32)
     for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
+        torch.nn.init.normal_(parameter, std=0.3)  # so that what is learnt is not below rounding
     wanted = layer(x, (2, 3))
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(training):
-        assert_close(layer(x, (2, 3)), wanted, 5e-2)
+        assert_close(layer(x, (2, 3)), wanted, 1.2e-2 if inner == "ttt_linear" else 4e-2)
 
 
 def test_norms_and_widths_of_the_attention():

@@ -213,8 +213,12 @@ def test_block_compiles_as_one_graph_with_gradients():
 
 
 def test_low_precision_weights():
-    layer = block().bfloat16()
+    layer = block()
+    with torch.no_grad():  # a new block adds less than the rounding of what it is given
+        for parameter in layer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    layer.bfloat16()
     y = torch.randn(1, 12, 32, dtype=torch.bfloat16)
     got = layer(y, (3, 4))
     assert got.dtype == torch.bfloat16
-    assert_close(got, layer.double()(y.double(), (3, 4)), 3e-2)
+    assert_close(got, layer.double()(y.double(), (3, 4)), 2e-2)

@@ -173,7 +173,7 @@ def test_autocast_stays_close_to_float32_and_finite(dtype):
     wanted = mixer(x, (10, 20))
     with torch.autocast("cpu", dtype=dtype):
         got = mixer(x, (10, 20))
-    assert_close(got, wanted, 2e-2)
+    assert_close(got, wanted, 7e-3)  # without TTT it is 1.5e-2
     got.float().square().mean().backward()
     assert all(torch.isfinite(p.grad).all() for p in mixer.parameters())
 

@@ -185,11 +185,15 @@ def test_layer_groups_and_parameters_that_do_not_decay():
 
 def test_large_activations_in_mixed_precision():
     model = small(dynamic_img_size=True, patch_size=4, head_reduction=2).train()
+    x = 100 * images(2, 3, 64, 64)
+    wanted = model.forward_features(x)
     with torch.autocast("cpu", torch.bfloat16):
-        features = model.forward_features(100 * images(2, 3, 64, 64))
+        features = model.forward_features(x)
         feature = model.forward_head(features, pre_logits=True)
         logits = model.forward_head(features)
     assert features.dtype == feature.dtype == torch.float32
+    assert_close(features, wanted, 1.5e-2)
+    assert_close(logits, model.forward_head(wanted), 3e-2)
     F.cross_entropy(logits.float(), torch.tensor([0, 1])).backward()
     for key, parameter in model.named_parameters():
         assert parameter.grad.isfinite().all(), key
