@@ -69,11 +69,14 @@ def test_confusion_matrix_labels_what_is_readable(classes):
 
 
 def test_gradient_map_sheet_has_three_pictures_per_image():
-    figure = gradient_map_sheet(
-        torch.rand(5, 3, 32, 32), torch.rand(5, 8, 8), list("abcde"), per_row=3
-    )
+    images, maps = torch.rand(5, 3, 32, 32), torch.rand(5, 8, 8)
+    figure = gradient_map_sheet(images, maps, list("abcde"), per_row=3)
     pictures = [axis for axis in figure.axes if axis.images]
     assert len(pictures) == 15
+    shown = [torch.from_numpy(axis.images[0].get_array().data) for axis in pictures]
+    for index, (picture, own) in enumerate([(0, 3), (1, 4), (2, 5), (9, 11), (10, 12)]):
+        assert torch.equal(shown[picture], images[index].permute(1, 2, 0))
+        assert torch.equal(shown[own], maps[index])
     assert sorted(t for a in figure.axes if (t := a.get_title())) == list("abcde")
     assert png_bytes(figure).startswith(PNG)
     with pytest.raises(ValueError, match="at least as large as its map"):
