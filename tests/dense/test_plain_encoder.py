@@ -77,9 +77,11 @@ def test_checkpointing_of_timms_blocks():
         loss = encoder.run_blocks(x, context).square().sum()
         return torch.autograd.grad(loss, model.patch_embed.proj.weight)[0]
 
-    wanted = gradient()
+    wanted, runs = gradient(), []
+    model.blocks[1].register_forward_pre_hook(lambda *_: runs.append(1))
     model.set_grad_checkpointing()
     assert_close(gradient(), wanted, 1e-5)
+    assert len(runs) == 2  # once more in the backward pass
 
 
 def test_a_name_is_built_for_any_size():

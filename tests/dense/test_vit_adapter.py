@@ -220,9 +220,13 @@ def test_gradients_reach_every_parameter_and_image_and_checkpointing_changes_non
     plain = gradients()
     for name, x in zip(["images", *dict(model.named_parameters())], plain, strict=True):
         assert x.abs().max() > 1e-4, name
+    runs = []
+    for part in (model.interactions[0].injector, model.interactions[3].extractors[1]):
+        part.register_forward_pre_hook(lambda part, _: runs.append(part))
     model.set_grad_checkpointing()
     for got, wanted in zip(gradients(), plain, strict=True):
         assert_close(got, wanted, 1e-4)
+    assert len(runs) == 4  # once more in the backward pass
 
 
 def test_the_groups_of_blocks():
@@ -252,6 +256,15 @@ def test_weight_decay_and_copies():
     with torch.no_grad():
         for got, wanted in zip(copy.deepcopy(model)(images), model(images), strict=True):
             assert torch.equal(got, wanted)
+
+
+def test_stochastic_depth_drops_an_extractors_ffn():
+    extractor = adapter(drop_path=0.1).interactions[0].extractors[0]
+    levels, x = ((8, 12), (4, 6), (2, 3)), torch.randn(2, 24, 48)
+    layout, pyramid = Layout.of((4, 6), levels, x), torch.randn(2, 126, 48)
+    extractor.drop_path.drop_prob = 1.0
+    dropped, whole = (extractor.train(mode)(pyramid, x, layout) for mode in (True, False))
+    assert_close(whole - dropped, extractor.ffn(extractor.norm(dropped), levels), 1e-5)
 
 
 def test_autocast_keeps_places_and_norms_in_float32():
