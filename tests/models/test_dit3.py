@@ -226,12 +226,14 @@ def test_labels_are_dropped_in_training_alone():
 
 def test_gradient_checkpointing_changes_nothing():
     x, t, y = inputs()
-    gradients = []
+    gradients, runs = [], []
     for checkpointing in (False, True):
         model = small()
         model.set_grad_checkpointing(checkpointing)
+        model.blocks[0].register_forward_pre_hook(lambda *_: runs.append(1))
         model(x, t, y).square().sum().backward()
         gradients.append([p.grad for p in model.parameters()])
+    assert len(runs) == 1 + 2  # once more in the backward pass
     for plain, again in zip(*gradients, strict=True):
         assert torch.equal(plain, again)
 

@@ -52,6 +52,13 @@ def test_q_shift_reads_four_neighbours():
     assert q_shift(x, (2, 3))[0].T.tolist() == wanted
 
 
+class Half(torch.nn.Module):
+    """Stands for stochastic depth, of both branches."""
+
+    def forward(self, x):
+        return x / 2
+
+
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("post_norm", [False, True])
@@ -63,7 +70,7 @@ def test_block_by_the_equations(post_norm, scaled, index):
         2,
         post_norm=post_norm,
         init_scale=0.5 if scaled else None,
-        drop_path=torch.nn.Identity(),
+        drop_path=Half(),
     ).double()
     for parameter in block.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
@@ -99,7 +106,7 @@ def test_block_by_the_equations(post_norm, scaled, index):
     for number, mix in ((1, spatial), (2, channel)):
         name = f"norm{number}"
         branch = norm(mix(wanted), name) if post_norm else mix(norm(wanted, name))
-        wanted = wanted + (names[f"scale{number}"] * branch if scaled else branch)
+        wanted = wanted + (names[f"scale{number}"] * branch if scaled else branch) / 2
     assert_close(block(y, (2, 3)), wanted, 1e-10)
 
 
@@ -175,3 +182,6 @@ def test_weights_with_the_releases_names():
     assert torch.equal(model.blocks[1].channel_mix.mix_k, released[
         "backbone.layers.1.ffn.spatial_mix_k"].flatten())  # fmt: skip
     assert torch.equal(model.norm.weight, released["backbone.ln1.weight"])
+    for own, theirs in (("decay", "decay"), ("bonus", "first")):
+        got = model.blocks[1].spatial_mix.get_parameter(own)
+        assert torch.equal(got, released[f"backbone.layers.1.att.spatial_{theirs}"])
