@@ -1,4 +1,4 @@
-"""A forward pass allocates by its inputs, not by PyTorch's default dtype and device."""
+"""Forward and backward pass allocate by their inputs, not by PyTorch's default dtype and device."""
 
 from functools import partial
 
@@ -46,6 +46,12 @@ def in_vit3(**options):
     return lambda: block(TOKENS, GRID, rotary_table(GRID, 32, CPU))
 
 
+def in_dit3():
+    block, condition = DiT3Block(32, 2), torch.randn(2, 32)
+    torch.nn.init.normal_(block.modulation[1].weight)  # gates of 0 would hide both branches
+    return lambda: block(TOKENS, condition, GRID)
+
+
 def of(module, *inputs):
     return lambda: module(*inputs)
 
@@ -59,7 +65,7 @@ CALLS = {
     "VitttBlock": of(VitttBlock(VitttMixer(32, 2), 32, 48), TOKENS, GRID),
     "ViT3Block": in_vit3(),
     "H-ViT3's block": in_vit3(mlp=ConvMlp(32, 64)),
-    "DiT3Block": of(DiT3Block(32, 2), TOKENS, torch.randn(2, 32), GRID),
+    "DiT3Block": in_dit3(),
     "BidirectionalMamba": of(BidirectionalMamba(32), TOKENS),
     "Mamba": of(Mamba(32), TOKENS),
     "SwiGLU": of(SwiGLU(32, 48), TOKENS),
@@ -73,13 +79,23 @@ CALLS = {
 }
 
 
-def result(call):
-    """The result of a call, after its backward pass where it has one."""
+def leaves(out):
+    """The parameters that a result depends on."""
+    nodes, seen, found = [out.grad_fn], {None}, []
+    while nodes:
+        node = nodes.pop()
+        if node not in seen:
+            seen.add(node)
+            found += [node.variable] if hasattr(node, "variable") else []
+            nodes += [former for former, _ in node.next_functions]
+    return found
+
+
+def results(call):
+    """The result of a call, and the gradients of its parameters."""
     torch.manual_seed(0)
     out = call()
-    if out.requires_grad:
-        out.square().sum().backward()
-    return out
+    return [out, *torch.autograd.grad(out.square().sum(), own)] if (own := leaves(out)) else [out]
 
 
 @pytest.mark.parametrize("backend", [None, "dual"])
@@ -88,16 +104,17 @@ def result(call):
 def test_defaults_change_nothing(name, default, backend):
     call = CALLS[name]
     with use_backend(backend):
-        wanted = result(call)
+        wanted = results(call)
         try:
             if default == "meta":
                 torch.set_default_device(default)
             else:
                 torch.set_default_dtype(default)
-            got = result(call)
+            got = results(call)
         finally:
             torch.set_default_device(None)
             torch.set_default_dtype(torch.float32)
-    assert got.dtype == wanted.dtype
-    assert got.device == wanted.device
-    assert torch.equal(got, wanted)
+    for one, other in zip(got, wanted, strict=True):
+        assert one.dtype == other.dtype
+        assert one.device == other.device
+        assert torch.equal(one, other)
