@@ -100,6 +100,15 @@ def test_a_scale_of_all_levels_multiplies_that_of_each(tmp_path: Path) -> None:
     assert ZarrPicture(path, PLAIN, level=1).mpp == 3.0
 
 
+@pytest.mark.parametrize(("unit", "microns"), [("nanometer", 1e-3), ("millimeter", 1e3)])
+def test_the_scale_along_x_in_its_unit_counts(unit: str, microns: float, tmp_path: Path) -> None:
+    axes = [{"name": name, "type": "space", "unit": unit} for name in "cyx"]
+    transforms = [{"type": "scale", "scale": [1, 5, 3]}]
+    said = {"axes": axes, "coordinateTransformations": transforms}
+    picture = ZarrPicture(write(tmp_path / "p.zarr", said=said), PLAIN)
+    assert picture.mpp == pytest.approx(1.5 * microns)
+
+
 def test_another_content_has_another_identity(tmp_path: Path) -> None:
     path = write(tmp_path / "p.zarr")
     before = ZarrPicture(path, PLAIN)
