@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tolerances import assert_close
+from tolerances import GRADIENT, assert_close
 from vision_ttt.ops import swiglu_ttt
 from vision_ttt.ops.swiglu_mlp import matrix_products
 from vision_ttt.ops.swiglu_ttt import swiglu_ttt_gradient_norms
@@ -72,6 +72,24 @@ def test_chunks_of_tokens_are_one_step(monkeypatch):
     assert_close(got, wanted, 1e-5)
     for a, b in zip(torch.autograd.grad(got.square().sum(), tensors), gradients, strict=True):
         assert_close(a, b, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_views_are_learnt_from_in_float32(dtype):
+    """The gradients of states in float32 are that exact."""
+
+    def solve(tensors):
+        tensors = [x.detach().requires_grad_() for x in tensors]
+        out = swiglu_ttt(*tensors)
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+        return [out, *torch.autograd.grad((out * weights.to(out.dtype)).sum(), tensors)]
+
+    views, states = problem(50, torch.float32)[:3], problem(50, torch.float32)[3:]
+    given = [*(x.to(dtype) for x in views), *states]
+    got, wanted = solve(given), solve([x.double() for x in given])
+    for x, exact in zip(got, wanted, strict=True):
+        assert_close(x, exact, GRADIENT[x.dtype])
+    assert [x.dtype for x in got] == [dtype] * 4 + [torch.float32] * 3
 
 
 def test_the_arguments_alone_are_saved_for_the_backward_pass():
