@@ -10,6 +10,7 @@ from torch import nn
 from described_models import describe_classifier
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.building import build_model
+from vision_ttt.models.linear_vit import LinearViT
 from vision_ttt.tasks.images.models import data_config
 
 collect_ignore = []
@@ -33,6 +34,10 @@ def make_model() -> Callable[..., Made]:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
+            if isinstance(model, LinearViT):  # what its inner models learn would be below rounding
+                for path, parameter in model.named_parameters():
+                    if ".attn." in path:
+                        parameter.mul_(3)
         described = data_config(model, arguments.get("img_size"))
         return model, describe_classifier(name, arguments, ("cat", "dog", "émeu"), described)
 
