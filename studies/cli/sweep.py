@@ -86,9 +86,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
 def _train(
     sweep: Sweep, arguments: jsonargparse.Namespace, output: Path, former: Sequence[Result]
 ) -> tuple[list[Result], list[Failure]]:
-    """The results of the runs asked for; each joins the `former` ones in their file when it ends.
+    """Train the runs asked for, and add each result to the file of the `former` ones as it comes.
 
-    Runs that have a former result are trained again, unless only the missing ones are asked for.
+    A run that has a former result is trained again, unless `--missing-only` is given.
     """
     if arguments.seeds is None:
         arguments.seeds = list(sweep.seeds)
@@ -129,7 +129,7 @@ def _train(
 
 
 def _joined(sweep: Sweep, former: Sequence[Result], trained: Sequence[Result]) -> list[Result]:
-    """All results, in the sweep's order; a run that was trained again has its new one."""
+    """All results, in the sweep's order; a new result replaces the former one of its run."""
     results = {(result.row, result.seed): result for result in (*former, *trained)}
     return in_order(sweep, list(results.values()))
 
@@ -164,7 +164,8 @@ def _given_lengths(
     """Row's name → its updates, where its seconds are given.
 
     Raises:
-        UserError: `--epochs` is given, too; as :func:`studies.sweeps.lengths.lengths_by_pace`.
+        UserError: `--epochs` is given, too; or :func:`studies.sweeps.lengths.lengths_by_pace`
+            raises it.
     """
     timed = [row for row in rows if isinstance(row.length, GivenSeconds)]
     if not timed:
@@ -172,7 +173,8 @@ def _given_lengths(
     if arguments.epochs is not None:
         raise UserError(
             f"--epochs is {arguments.epochs}, but the length of row {timed[0].name!r} is"
-            f" {timed[0].length.seconds:g} seconds; leave --epochs out, or such rows by --rows"
+            f" {timed[0].length.seconds:g} seconds; leave --epochs out, or select"
+            " other rows by --rows"
         )
     configs = {task.row: task.config for task in _tasks(sweep, timed, arguments, output)}
     seconds = {row.name: row.length.seconds for row in timed}

@@ -70,7 +70,7 @@ METRICS = ("accuracy", "box_ap", "box_ap50", "mask_ap", "mask_ap50", "miou", "pi
 """The columns that hold metrics, named as in metrics.json without "test_"."""
 
 _PLACES = {"run.output", "data.root", "data.dataset", "model.initial_weights"}
-"""Fields of a run that name places in the folder of all."""
+"""Fields of a run that are paths in the folder of all runs."""
 
 _RUN_TYPES = get_type_hints(Run)
 _OWN_TYPES = {name: kind for name, kind in get_type_hints(SceneResult).items() if name != "run"}

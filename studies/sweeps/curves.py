@@ -21,9 +21,8 @@ def curves_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
     """Test loss above test error at every evaluation, one column of axes per panel of the sweep.
 
     Panels are those of :meth:`Sweep.panels_of`. A line goes through the means over the seeds, in a
-    band from the least to the largest. It is against the epoch; in a panel of rows that have the
-    seconds of another one, against the share of a row's updates: seconds of other machines say
-    nothing.
+    band from the least to the largest. The x axis is the epoch. In a panel of equal seconds it is
+    the share of a row's updates, because seconds of different machines do not compare.
 
     Args:
         sweep: what was trained.

@@ -26,9 +26,9 @@ _EPILOG = """Examples:
   python -m studies deletion runs/digits/seed-*/last.safetensors --images 200 --results R.csv
   python -m studies deletion --table-only --results R.csv --page studies/pages/deletion.md
 
-Checkpoints of the same model and data are taken for the seeds of one row of the table. Results of
-other checkpoints, or of the same ones on other data, that the CSV file holds are kept, and stand in
-table and picture, too."""
+Checkpoints of the same model and data are taken for the seeds of one row of the table. The
+CSV file keeps its results of other checkpoints and of other data; the table and the picture show
+them, too."""
 
 
 def add_arguments(parser: CommandParser) -> None:
