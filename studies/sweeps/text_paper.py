@@ -69,7 +69,8 @@ def measure_batch(trained: TrainResult) -> dict[str, Any]:
     As in the right half of the paper's Fig. 8: in the dual form by PyTorch's matrix products, for
     the states after each mini-batch alone and for the outputs, too.
     """
-    model, context = trained.model, trained.config.data.context
+    perplexity = measure_perplexity(trained)
+    model, context = trained.model.cpu(), trained.config.data.context
     layer = next(each for each in model.modules() if isinstance(each, TTTLinear))
     x = torch.randn(1, context, model.config.hidden_size)
     with torch.inference_mode():
@@ -78,7 +79,7 @@ def measure_batch(trained: TrainResult) -> dict[str, Any]:
             "states": _milliseconds(lambda: states_after_batches(problem)),
             "total": _milliseconds(lambda: ttt_linear(**problem, backend="dual")),
         }
-    return {**measure_perplexity(trained), "milliseconds": milliseconds}
+    return {**perplexity, "milliseconds": milliseconds}
 
 
 def states_after_batches(problem: dict[str, Any]) -> tuple[Tensor, Tensor]:
