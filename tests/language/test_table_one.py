@@ -57,16 +57,21 @@ def test_linear_attention_is_a_sum_over_earlier_tokens(normalised):
 
 
 @pytest.mark.parametrize("normalised", [False, True])
-def test_linear_attention_sums_in_float32_under_autocast(normalised):
+@pytest.mark.parametrize("autocast", [False, True])
+def test_linear_attention_sums_in_float32(normalised, autocast):
     q, k, v = torch.randn(3, 1, 300, 2, 8, dtype=torch.bfloat16)
-    eta = torch.rand(1, 300, 2)
+    eta = torch.rand(1, 300, 2, dtype=torch.bfloat16)
     attention = LinearAttention(2, 8, normalised=normalised)
-    wanted, state = attention(q, k, v, eta, return_state=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        o, found = attention(q, k, v, eta, return_state=True)
-    assert torch.equal(o, wanted)
-    assert torch.equal(found.w, state.w)
-    assert torch.equal(found.b, state.b)
+    wanted, state = attention(q, k, v, eta.float(), return_state=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        for rates in (eta, eta.float()):
+            o, found = attention(q, k, v, rates, return_state=True)
+            assert torch.equal(o, wanted)
+            assert found.w.dtype == torch.float32
+            assert torch.equal(found.w, state.w)
+            assert torch.equal(found.b, state.b)
+    rounded = found._replace(w=found.w.bfloat16(), b=found.b.bfloat16())
+    assert attention(q, k, v, eta, rounded).dtype == torch.bfloat16
 
 
 def test_linear_attention_refuses_what_does_not_fit():

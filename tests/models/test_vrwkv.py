@@ -152,6 +152,17 @@ def test_half_precisions_sum_in_float32():
     assert_close(model.bfloat16()(x.bfloat16()), model.float()(x), 2e-2)
 
 
+def test_half_precisions_decay_in_float32():
+    """At the last token, the first key has decayed to the weight of the last but one. Their values
+    cancel, so that an error of the decay shows in the output."""
+    k, v = torch.full((1, 1500, 1), -100.0), torch.zeros(1, 1500, 1)
+    k[:, 0], k[:, -2] = 40, 0
+    v[:, 0], v[:, -2] = 1, -1
+    inputs = (k, v, torch.tensor([40.0]), torch.zeros(1))  # exact in bfloat16
+    wanted = bi_wkv(*(x.double() for x in inputs))
+    assert_close(bi_wkv(*(x.bfloat16() for x in inputs)), wanted, 4e-3)
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [({"embed_dim": 30}, "multiple of 4"), ({"depth": 0}, "depth"), ({"post_norm": 1}, "true")],

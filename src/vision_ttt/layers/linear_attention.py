@@ -72,7 +72,8 @@ class LinearAttention(nn.Module):
     ) -> Tensor | tuple[Tensor, LinearState]:
         """Attend by q to k, v [B, T, H, d], weighted by eta [B, T, H].
 
-        The state has Σ kᵀ η v as ``w``; as ``b`` it has Σ η v, or Σ φ(k) with a normaliser.
+        The state has Σ kᵀ η v as ``w``; as ``b`` it has Σ η v, or Σ φ(k) with a normaliser. Both
+        are at least float32, whatever the precision of the views and of eta.
 
         Raises:
             TypeError, ValueError: the tensors, the state or the lengths do not fit.
@@ -102,8 +103,8 @@ class LinearAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The outputs, and both sums after the last token."""
         dtype, length = q.dtype, q.shape[1]
-        q, k = (x.to(eta.dtype) for x in (q, k))
-        v = fill_padding(v.to(eta.dtype) * eta.unsqueeze(-1), padding)
+        q, k, v, eta = (x.to(torch.promote_types(eta.dtype, torch.float32)) for x in (q, k, v, eta))
+        v = fill_padding(v * eta.unsqueeze(-1), padding)
         if self.normalised:
             q, k = F.elu(q) + 1, F.elu(k) + 1
         k = fill_padding(k, padding)
@@ -111,6 +112,7 @@ class LinearAttention(nn.Module):
         if w is None or b is None:
             w = v.new_zeros(*v.shape[:2], self.head_dim, self.head_dim)
             b = v.new_zeros(v[:, :, 0].shape)
+        w, b = w.to(v.dtype), b.to(v.dtype)
         outputs = []
         for start in range(0, length, _CHUNK):
             q_t, k_t, v_t = (x[:, :, start : start + _CHUNK] for x in (q, k, v))

@@ -46,7 +46,8 @@ def bi_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
     """
     length = k.shape[1]
     with without_autocast(k):
-        keys, values, decay, bonus = at_least_float32(k, v, decay / length, bonus / length)
+        keys, values, decay, bonus = at_least_float32(k, v, decay, bonus)
+        decay, bonus = decay / length, bonus / length
         weights = torch.exp(keys - keys.detach().amax(1, keepdim=True))
         terms = torch.cat([weights * values, weights], dim=-1)  # [B, T, 2 D]
         one = terms.new_ones(())
