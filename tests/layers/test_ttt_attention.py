@@ -108,6 +108,25 @@ def test_autocast(inner, training):
         assert_close(layer(x, (2, 3)), wanted, 1.2e-2 if inner == "ttt_linear" else 4e-2)
 
 
+@every_inner
+def test_gradients_of_norms_are_float32_sums_under_autocast(inner):
+    torch.manual_seed(0)
+    norms = torch.nn.LayerNorm(16), torch.nn.LayerNorm(16), torch.nn.LayerNorm(32)
+    parameters = [parameter for norm in norms for parameter in norm.parameters()]
+    for parameter in parameters:
+        torch.nn.init.normal_(parameter)
+    given = dict(zip(("q_norm", "k_norm", "norm"), norms, strict=True))
+    attention, x = TTTAttention(32, 2, inner, **given), torch.randn(1, 4096, 32)
+    gradients = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = attention(x, (64, 64))
+        gradients.append(torch.autograd.grad(out.float().square().sum(), parameters))
+    for norm in range(3):  # a constant added to all keys does not change what swiglu learns
+        wanted, got = (torch.cat(each[2 * norm : 2 * norm + 2]) for each in gradients)
+        assert_close(got, wanted, 4e-2)
+
+
 def test_norms_and_widths_of_the_attention():
     norms = {name: torch.nn.LayerNorm(8) for name in ("q_norm", "k_norm")}
     layer = TTTAttention(32, 2, head_dim=8, qkv_bias=False, norm=torch.nn.LayerNorm(16), **norms)

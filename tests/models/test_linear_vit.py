@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from timm.layers import GluMlp, LayerScale
 from timm.models.deit import deit_tiny_patch16_224
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch.utils.flop_counter import FlopCounterMode
 
 import vision_ttt
@@ -19,6 +19,7 @@ from vision_ttt.acceleration.packed_linear import PackedLinear
 from vision_ttt.acceleration.packed_linear_vit import PackedLinearBlock
 from vision_ttt.layers.attention_inner import INNER_MODELS
 from vision_ttt.models import LinearViT, linearize
+from vision_ttt.models.linear_vit import LinearBlock
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 5}
@@ -183,6 +184,20 @@ def test_inner_models_are_new_and_the_vit_is_unchanged(inner):
     for key, x in model.state_dict().items():
         assert torch.equal(x, before[key])
     assert model.head.weight.grad is None
+
+
+def test_gradients_of_norms_are_float32_sums_under_autocast():
+    """Without positions the first block's tokens are a convolution's, in bfloat16."""
+    torch.manual_seed(0)
+    block = LinearBlock(Block(32, 2), "swiglu")
+    norms = [*block.norm1.parameters(), *block.norm2.parameters()]
+    x, gradients = torch.randn(1, 4096, 32).bfloat16(), []
+    for tokens, enabled in ((x.float(), False), (x, True)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = block(tokens, (64, 64))
+        gradients.append(torch.autograd.grad(out.float().square().sum(), norms))
+    for wanted, got in zip(*gradients, strict=True):
+        assert_close(got, wanted, 2e-2)
 
 
 def test_weights_without_decay():

@@ -152,6 +152,21 @@ def test_half_precisions_sum_in_float32():
     assert_close(model.bfloat16()(x.bfloat16()), model.float()(x), 2e-2)
 
 
+def test_gradients_of_norms_are_float32_sums_under_autocast():
+    torch.manual_seed(0)
+    block = VRWKVBlock(8, 1, 2, post_norm=True, init_scale=0.5, drop_path=torch.nn.Identity())
+    norms = [*block.norm1.parameters(), *block.norm2.parameters()]
+    gradients = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = block(
+                torch.randn(1, 4096, 8, generator=torch.Generator().manual_seed(1)), (64, 64)
+            )
+        gradients.append(torch.autograd.grad(out.square().sum(), norms))
+    for wanted, got in zip(*gradients, strict=True):
+        assert_close(got, wanted, 2e-2)
+
+
 def test_half_precisions_decay_in_float32():
     """At the last token, the first key has decayed to the weight of the last but one. Their values
     cancel, so that an error of the decay shows in the output."""

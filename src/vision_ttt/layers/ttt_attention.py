@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from vision_ttt.layers.attention_inner import INNER_MODELS
 from vision_ttt.layers.extra_tokens import merge_extra, split_extra
 from vision_ttt.layers.grid import check_grid
+from vision_ttt.layers.norm_precision import normalised
 
 torch.fx.wrap("check_grid")
 
@@ -94,11 +95,11 @@ class TTTAttention(nn.Module):
         """
         check_grid(x.shape[1], grid, len(extra))
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(2)
-        q, k = self.q_norm(q), self.k_norm(k)
+        q, k = normalised(self.q_norm, q), normalised(self.k_norm, k)
         if rotations is not None:
             q, k = (self._rotated(view, rotations, extra) for view in (q, k))
         o = self.inner(x, q, k, v, grid, extra)
-        return self.proj(self.norm(o.flatten(2)))
+        return self.proj(normalised(self.norm, o.flatten(2)))
 
     def _rotated(self, x: Tensor, rotations: Tensor, extra: tuple[int, ...]) -> Tensor:
         """x [B, N, H, d] with its tokens on the grid rotated."""

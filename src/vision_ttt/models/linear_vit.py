@@ -16,6 +16,7 @@ from timm.models._input import update_model_args
 from torch import Tensor, nn
 
 from vision_ttt.layers import ExtraTokens
+from vision_ttt.layers.norm_precision import normalised
 from vision_ttt.models.arguments import choose
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.fitted_weights import pretrained_filter_fn
@@ -68,9 +69,9 @@ class LinearBlock(nn.Module):
         Raises:
             ValueError: N does not fit the grid.
         """
-        mixed = self.proj_drop(self.attn(self.norm1(x), grid, extra, rotations))
+        mixed = self.proj_drop(self.attn(normalised(self.norm1, x), grid, extra, rotations))
         x = x + self.drop_path1(self.ls1(mixed))
-        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+        return x + self.drop_path2(self.ls2(self.mlp(normalised(self.norm2, x))))
 
 
 class LinearViT(PlainBackbone):

@@ -11,6 +11,7 @@ from timm.layers import DropPath, calculate_drop_path_rates
 from torch import Tensor, nn
 
 from vision_ttt.layers.grid import check_grid
+from vision_ttt.layers.norm_precision import normalised
 from vision_ttt.models.arguments import check_arguments, check_sides
 from vision_ttt.models.classifier import linear_head
 from vision_ttt.models.family import Family
@@ -192,7 +193,7 @@ class VRWKVBlock(nn.Module):
             (self.spatial_mix, self.norm1, self.scale1),
             (self.channel_mix, self.norm2, self.scale2),
         ):
-            branch = norm(mix(y, grid)) if self.post_norm else mix(norm(y), grid)
+            branch = normalised(norm, mix(y, grid)) if self.post_norm else mix(norm(y), grid)
             y = y + self.drop_path(branch if scale is None else scale * branch)
         return y
 
