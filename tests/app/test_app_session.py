@@ -17,6 +17,7 @@ from vision_ttt.data import evaluation_transform
 from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.explain import gradient_magnitude, inner_loss_course, mean_map, token_norms
+from vision_ttt.explain.feature_maps import feature_maps
 from vision_ttt.tasks import load_model
 
 Pictures = list[Image.Image]
@@ -63,7 +64,8 @@ def test_an_explanation_is_what_the_library_computes(
         assert layer.gradient.shape == (8, 8)
         assert_close(layer.gradient, mean_map(magnitude[:, [index]])[0], 1e-6)
         assert_close(layer.norms, norms[0, index], 1e-6)
-        assert_close(layer.losses.updated, courses[index].updated, 1e-6)
+        for got, wanted in zip(layer.losses, courses[index], strict=True):
+            assert_close(got, wanted, 1e-6)
     assert seen.seen.size == (32, 32)
     assert not seen.notes
 
@@ -144,14 +146,19 @@ def test_models_are_loaded_once_and_the_longest_unused_dropped(
     with ThreadPoolExecutor(4) as visitors:
         loaded = list(visitors.map(catalogue.load, [names[0]] * 4))
     assert all(each is loaded[0] for each in loaded)
-    catalogue.kept_bytes = loaded[0].bytes + catalogue.load(names[1]).bytes
+    generator, random = torch.get_rng_state(), catalogue.load(names[1])
+    assert torch.equal(torch.get_rng_state(), generator)
+    catalogue.kept_bytes = loaded[0].bytes + random.bytes
     assert catalogue.load(names[0]) is loaded[0]  # now the last one used
     catalogue.load(names[2])
     assert names[2] in catalogue.kept
     assert names[1] not in catalogue.kept
     monkeypatch.setattr(catalogue, "kept_bytes", 0)
-    catalogue.load(names[1])
+    torch.manual_seed(1)
+    again = catalogue.load(names[1])
     assert catalogue.kept == (names[1],)
+    for one, other in zip(again.model.parameters(), random.model.parameters(), strict=True):
+        assert torch.equal(one, other)  # every visitor sees the same random weights
 
 
 def test_names_tell_checkpoints_apart_without_their_folders(
@@ -202,9 +209,15 @@ def test_visitors_open_no_other_file_and_read_no_folder(classifier: Path, tmp_pa
 
 def test_stages_of_one_grid_are_told_apart() -> None:
     model = nano_h_vit3().eval()  # of its four stages the last two have a single token
-    around = SimpleNamespace(model=model, around=model)
-    layers = _layers(around, torch.zeros(1, 3, 16, 16), None)
-    assert all(layer.norms.shape == layer.gradient.shape for layer in layers)
+    around, image = SimpleNamespace(model=model, around=model), torch.randn(1, 3, 16, 16)
+    layers = _layers(around, image, None)
+    maps = feature_maps(model, image)
+    blocks = {(1, "1 of 1"), (2, "1 of 1"), (3, "1 of 2"), (3, "2 of 2"), (4, "1 of 1")}
+    for index, (layer, (stage, block)) in enumerate(zip(layers, sorted(blocks), strict=True)):
+        assert layer.title == f"stage {stage}, block {block}"
+        assert_close(layer.norms, maps[stage - 1][0].norm(dim=0), 1e-6)
+        wanted = gradient_magnitude(model, image, layers=[index])
+        assert_close(layer.gradient, mean_map(wanted)[0], 1e-6)
 
 
 def test_tokens_may_reach_beyond_a_picture() -> None:

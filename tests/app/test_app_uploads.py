@@ -49,15 +49,22 @@ def test_what_is_broken_or_too_large_is_refused(tmp_path: Path) -> None:
 
 def test_a_map_lies_over_the_picture() -> None:
     picture = Image.new("RGB", (60, 40), "grey")
+    picture.paste("white", (0, 0, 30, 20))  # at the top left
     values = torch.zeros(4, 6)
-    values[:, 3:] = 1
-    drawn = heat_map(picture, values, "‖G‖")
-    above = np.asarray(drawn.convert("L"))[: drawn.height // 2]
-    left, right = np.array_split(above, 2, axis=1)
-    assert right.mean() > left.mean() + 30
-    beyond = heat_map(picture, values, "‖G‖", (10, 12))  # 72 columns: brightness begins later
-    middle = drawn.width // 2, drawn.height // 3
-    assert beyond.convert("L").getpixel(middle) < drawn.convert("L").getpixel(middle) - 30
+    values[:2, 3:] = 1  # at the top right
+
+    def drawn(column: float, row: float, *step: tuple[int, int]) -> int:
+        """The brightness at a place in parts of the whole, which has the colour bar below."""
+        whole = heat_map(picture, values, "‖G‖", *step).convert("L")
+        return whole.getpixel((int(column * whole.width), int(row * whole.height)))
+
+    dark = drawn(0.25, 0.7)
+    assert drawn(0.75, 0.2) > dark + 60
+    assert dark + 20 < drawn(0.25, 0.2) < dark + 50
+    assert drawn(0.75, 0.7) == dark
+    assert drawn(0.58, 0.2, (10, 12)) < drawn(0.58, 0.2) - 30  # 72 columns: it begins later
+    values = values.flip(0)
+    assert drawn(0.75, 0.55, (15, 10)) < drawn(0.75, 0.55) - 30  # 60 rows
     for size in ((2048, 16), (16, 2048)):
         assert max(heat_map(Image.new("RGB", size), values, "‖G‖").size) < 1200
 
