@@ -51,23 +51,33 @@ def random_problem(model, seed=0, length=LENGTH):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_training_run_is_that_of_torch_optim(name, loss):
-    """For each image and head: mini-batches, epochs and momentum of torch.optim.SGD."""
+    """For each image and head: mini-batches, epochs and momentum of torch.optim.SGD.
+
+    Tokens have rates of their own, and the last head reads them from the last to the first.
+    """
     model = MODELS[name]
     q, k, v, state, outer = random_problem(model)
-    size = None if model.mixes_tokens else 4
+    eta = torch.rand(BATCH, LENGTH, HEADS, dtype=torch.float64)
+    size, reverse = (None, 0) if model.mixes_tokens else (4, 1)
     options = {"learning_rate": 0.05, "momentum": 0.9}
     learner = Learner(model, LOSSES[loss], mini_batch_size=size, epochs=2, **options)
-    o, final = learner(q, k, v, state, outer, return_state=True)
+    o, final = learner(q, k, v, state, outer, eta=eta, reverse_heads=reverse, return_state=True)
     for image in range(BATCH):
         for head in range(HEADS):
             own = {n: x[head].clone().requires_grad_() for n, x in state.items()}
             fixed = {n: x[head] for n, x in outer.items()}
             sgd = torch.optim.SGD(own.values(), lr=0.05, momentum=0.9)
             for _ in range(2):
-                for start in range(0, LENGTH, size or LENGTH):
-                    part = (image, slice(start, start + (size or LENGTH)), head)
+                order = torch.arange(LENGTH)
+                order = order.flip(0) if head >= HEADS - reverse else order
+                for tokens in order.split(size or LENGTH):
+                    part = (image, tokens, head)
                     sgd.zero_grad()
-                    LOSSES[loss](model({**own, **fixed}, k[part]), v[part]).backward()
+                    prediction = model({**own, **fixed}, k[part])
+                    (gradient,) = torch.autograd.grad(
+                        LOSSES[loss](prediction, v[part]), prediction, retain_graph=True
+                    )
+                    prediction.backward(eta[part].unsqueeze(-1) * gradient)
                     sgd.step()
             for n, x in own.items():
                 assert_close(final[n][image, head], x, 1e-12, n)
@@ -100,6 +110,17 @@ def test_a_causal_token_has_learnt_from_its_mini_batch_so_far(name, loss):
             answer = model({**after, **fixed}, q[image, t : t + 1, head])
             assert_close(o[image, t, head], answer[0], 1e-12)
         own, velocity = after, moved
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_new_parameters_are_those_of_the_fast_layers(name):
+    """Weights are normal, biases zero, and a norm is the identity."""
+    model = MODELS[name]
+    for key, x in {**model.initial_state(64, 8), **model.outer_parameters(64, 8)}.items():
+        if key.startswith("w"):
+            assert x.std().item() == pytest.approx(0.02, rel=0.1), key
+        else:
+            assert (x == (key == "ln_weight")).all(), key
 
 
 def by_learner(model, names, problem, *, checkpoint=False, reverse_heads=0, mini_batch_size):
