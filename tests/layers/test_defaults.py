@@ -15,15 +15,18 @@ from vision_ttt.layers import (
     ExtraTokens,
     FunctionalLearner,
     LabelEmbedding,
+    LinearAttention,
     Mamba,
     SwiGLU,
     TimestepEmbedding,
+    TTTAttention,
     TTTLayer,
     TTTLinear,
     ViT3Block,
     VitttBlock,
     VitttMixer,
 )
+from vision_ttt.layers.attention_inner import INNER_MODELS
 from vision_ttt.layers.conv_stem import ConvStem, Downsample
 from vision_ttt.layers.rotary2d import rotary_table
 from vision_ttt.layers.sincos2d import sincos_table
@@ -31,6 +34,7 @@ from vision_ttt.ops import use_backend
 
 GRID = (4, 5)
 TOKENS = torch.randn(2, 20, 32)
+VIEWS = (*torch.randn(3, 2, 20, 2, 16), torch.rand(2, 20, 2))
 IMAGES = torch.randn(2, 3, 16, 16)
 EVERYTHING = {"bidirectional": True, "share_qk": True, "conv_kernel_size": 4, "gate": True}
 CPU = torch.device("cpu")
@@ -52,6 +56,13 @@ def in_dit3():
     return lambda: block(TOKENS, condition, GRID)
 
 
+def attention(inner):
+    layer, rotations = TTTAttention(32, 2, inner), torch.randn(18, 32)
+    if inner == "vit3":
+        torch.nn.init.normal_(layer.inner.conv_proj.weight)  # 0 would hide the convolution
+    return lambda: layer(TOKENS, (3, 6), (0, 7), rotations)
+
+
 def of(module, *inputs):
     return lambda: module(*inputs)
 
@@ -68,6 +79,8 @@ CALLS = {
     "DiT3Block": in_dit3(),
     "BidirectionalMamba": of(BidirectionalMamba(32), TOKENS),
     "Mamba": of(Mamba(32), TOKENS),
+    "LinearAttention": of(LinearAttention(2, 16, normalised=True), *VIEWS),
+    **{f"TTTAttention, {inner}": attention(inner) for inner in INNER_MODELS},
     "SwiGLU": of(SwiGLU(32, 48), TOKENS),
     "TimestepEmbedding": of(TimestepEmbedding(32), torch.tensor([3, 977])),
     "LabelEmbedding": of(LabelEmbedding(5, 32, 0.5), torch.tensor([0, 4, 2, 3])),

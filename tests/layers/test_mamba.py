@@ -143,6 +143,14 @@ def test_large_inputs_and_mixed_precision(dtype):
         assert parameter.grad.isfinite().all(), name
 
 
+def test_block_is_its_description():
+    block = MambaBlock(16).double()
+    torch.nn.init.normal_(block.norm.weight)
+    x = 1e-2 * torch.randn(2, 5, 16, dtype=torch.float64)  # where ε counts
+    normal = x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * block.norm.weight
+    assert_close(block(x) - x, block.mixer(normal), 1e-11)
+
+
 def test_the_tokens_are_not_written_to():
     block, x = MambaBlock(16), torch.randn(1, 5, 16)
     before = x.clone()

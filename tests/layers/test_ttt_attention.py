@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from timm.layers import apply_rot_embed_cat
 
-from tolerances import assert_close
+from tolerances import FORWARD, assert_close
 from vision_ttt.layers import TTTAttention
 from vision_ttt.layers.attention_inner import INNER_MODELS
+from vision_ttt.ops import swiglu_ttt, ttt_linear
+from vision_ttt.ops.vit3_ttt import depthwise, depthwise_step, gated_unit, gated_unit_step
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 every_inner = pytest.mark.parametrize("inner", INNER_MODELS)
@@ -127,12 +130,71 @@ def test_gradients_of_norms_are_float32_sums_under_autocast(inner):
         assert_close(got, wanted, 4e-2)
 
 
-def test_norms_and_widths_of_the_attention():
+def residual_conv(conv, x, image):
+    """x [B, N, C], of which the image's tokens are convolved on the grid 2 × 3."""
+    grid = x[:, image].unflatten(1, (2, 3)).permute(0, 3, 1, 2)
+    added = F.conv2d(grid, conv.weight, conv.bias, padding=1, groups=x.shape[-1])
+    return x.index_add(1, torch.tensor(image), added.permute(0, 2, 3, 1).flatten(1, 2))
+
+
+def swiglu(inner, x, q, k, v, image):
+    k = k.flatten(2)
+    k = (k - k.mean(1, keepdim=True)) / (k.var(1, keepdim=True, correction=0) + 1).sqrt()
+    k = residual_conv(inner.k_conv, k, image).unflatten(-1, q.shape[2:])
+    q = residual_conv(inner.q_conv, q.flatten(2), image).unflatten(-1, q.shape[2:])
+    return swiglu_ttt(q, k, v, inner.w1, inner.w2, inner.w3)
+
+
+def linear(inner, x, q, k, v, image):
+    """The directions one after the other, the back one on the flipped sequence."""
+    own, z = inner.learner, 0
+    steps = 1 / torch.arange(1, 17, dtype=x.dtype)
+    for index in range(2):
+        heads, flipped = slice(2 * index, 2 * index + 2), [1] * index
+        rates = (x @ inner.rate_proj.weight[heads].T + inner.rate_proj.bias[heads]).sigmoid()
+        o = ttt_linear(
+            *(view.flip(flipped) for view in (q, k, v)),
+            rates.flip(flipped) / q.shape[-1],
+            *(own.w0[heads], own.b0[heads], own.norm_weight[heads], own.norm_bias[heads]),
+            position_scale=(steps + own.position_offset[index]).clamp(min=0),
+            backend="reference",
+        ).flatten(2)
+        norm = inner.merge.weight[index], inner.merge.bias[index], 1e-6
+        z = z + F.layer_norm(o, o.shape[-1:], *norm).flip(flipped)
+    return z.unflatten(-1, q.shape[2:])
+
+
+def vit3(inner, x, q, k, v, image):
+    o = gated_unit(q, *gated_unit_step(k, v, inner.w1, inner.w2))
+    q2, k2, v2 = inner.conv_qkv(x[:, image]).chunk(3, dim=-1)
+    convolved = depthwise(q2, depthwise_step(k2, v2, inner.w3, (2, 3)), (2, 3))
+    added = inner.conv_proj(convolved).unflatten(-1, q.shape[2:])
+    return o.index_add(1, torch.tensor(image), added)
+
+
+DESCRIPTIONS = {"swiglu": swiglu, "ttt_linear": linear, "vit3": vit3}
+
+
+@every_inner
+@pytest.mark.parametrize("extra", [(), (0, 4)])
+def test_layer_is_its_description(inner, extra):
+    """With norms, and heads of another width."""
     norms = {name: torch.nn.LayerNorm(8) for name in ("q_norm", "k_norm")}
-    layer = TTTAttention(32, 2, head_dim=8, qkv_bias=False, norm=torch.nn.LayerNorm(16), **norms)
-    assert layer(torch.randn(1, 6, 32), (2, 3)).shape == (1, 6, 32)
-    assert layer.qkv.weight.shape == (48, 32)
+    norms["norm"] = torch.nn.LayerNorm(16)
+    layer, x = problem(inner, extra, head_dim=8, qkv_bias=False, **norms)
     assert layer.qkv.bias is None
+    q, k, v = ((x @ w.T).unflatten(-1, (2, 8)) for w in layer.qkv.weight.split(16))
+    image = [t for t in range(x.shape[1]) if t not in extra]
+    o = DESCRIPTIONS[inner](layer.inner, x, layer.q_norm(q), layer.k_norm(k), v, image)
+    assert_close(layer(x, (2, 3), extra), layer.proj(layer.norm(o.flatten(2))), 1e-11)
+
+
+def test_keys_are_normalised_in_float32():
+    """Their mean has more digits than a half precision has."""
+    layer, _ = problem("swiglu")
+    k = (30 + torch.randn(2, 6, 2, 16)).bfloat16()
+    wanted = layer.inner.keys(k.double(), (2, 3), ())
+    assert_close(layer.bfloat16().inner.keys(k, (2, 3), ()), wanted, FORWARD[torch.bfloat16])
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,14 @@ def block(width=32):
     return ViT3Block(width, 2)
 
 
+def shaken(layer):
+    """A new block adds less than the rounding of what it is given."""
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return layer
+
+
 def test_block_is_convolution_ttt_and_mlp_each_with_its_residual():
     layer = block().double()
     y = torch.randn(2, 12, 32, dtype=torch.float64)
@@ -175,7 +183,7 @@ def test_block_has_one_mixer(given):
 
 
 def test_inference_is_the_same_and_keeps_its_input():
-    layer, grid = block(), (40, 60)
+    layer, grid = shaken(block()), (40, 60)
     y = torch.randn(2, grid[0] * grid[1], 32)
     before = y.clone()
     wanted = layer(y, grid)
@@ -213,12 +221,24 @@ def test_block_compiles_as_one_graph_with_gradients():
 
 
 def test_low_precision_weights():
-    layer = block()
-    with torch.no_grad():  # a new block adds less than the rounding of what it is given
-        for parameter in layer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    layer.bfloat16()
+    layer = shaken(block()).bfloat16()
     y = torch.randn(1, 12, 32, dtype=torch.bfloat16)
     got = layer(y, (3, 4))
     assert got.dtype == torch.bfloat16
     assert_close(got, layer.double()(y.double(), (3, 4)), 2e-2)
+
+
+@pytest.mark.parametrize("part", ["cpe", "ttt", "mlp"])
+def test_low_precision_of_each_part(part):
+    """In the sum of all three the rounding of one hides the others."""
+    module, grid = block().get_submodule(part), (5, 7)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    if part == "ttt":
+        module.w3.data.mul_(4)  # its head adds as much as the others
+    x = torch.randn(1, 35, 32)
+    wanted = module(x, grid)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(module(x, grid), wanted, 2e-2)
+    got = module.bfloat16()(x.bfloat16(), grid)
+    assert_close(got, module.double()(x.bfloat16().double(), grid), 2e-2)
