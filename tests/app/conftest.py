@@ -14,7 +14,7 @@ from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
 from vision_ttt.tasks.images.models import data_config
 
 collect_ignore = [
-    *(["test_app_browser.py"] if find_spec("gradio") is None else []),
+    *(["test_app_browser.py", "test_app_page.py"] if find_spec("gradio") is None else []),
     *(["test_app_samples.py"] if find_spec("skimage") is None else []),
 ]
 
