@@ -14,15 +14,18 @@ from studies.sweeps.figure import log_scale, percent_wrong
 from studies.sweeps.results import Result
 from studies.sweeps.tables import by_row
 
+_COLUMNS = 2
+_MEASURES = {"loss": "test loss, nats", "error": "test error, %"}
 _AXES = {"epoch": "epoch", "seconds": "share of equal seconds of training, %"}
 
 
 def curves_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
-    """Test loss above test error at every evaluation, one column of axes per panel of the sweep.
+    """Test loss above test error at every evaluation, for each panel of :meth:`Sweep.panels_of`.
 
-    Panels are those of :meth:`Sweep.panels_of`. A line goes through the means over the seeds, in a
-    band from the least to the largest. The x axis is the epoch. In a panel of equal seconds it is
-    the share of a row's updates, because seconds of different machines do not compare.
+    Axes of one measure share their range, so that panels compare. A line goes through the means
+    over the seeds, in a band from the least to the largest. The x axis is the epoch. In a panel of
+    equal seconds it is the share of a row's updates, because seconds of different machines do not
+    compare.
 
     Args:
         sweep: what was trained.
@@ -35,23 +38,28 @@ def curves_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
     panels = [sweep.panels[at] for at in sweep.panels_of(found.keys())]
     labels = dict.fromkeys(label for panel in sweep.panels for label in panel.rows)
     colours = {label: f"C{place}" for place, label in enumerate(labels)}
-    figure = Figure(figsize=(1 + 4.6 * len(panels), 6.6), layout="constrained")
-    axes = figure.subplots(2, len(panels), squeeze=False, sharex="col", sharey="row")
-    for column, panel in enumerate(panels):
+    columns = min(_COLUMNS, len(panels))
+    bands = -(-len(panels) // columns)
+    figure = Figure(figsize=(1 + 4.6 * columns, 0.8 + 5.2 * bands), layout="constrained")
+    places = figure.subfigures(bands, columns, squeeze=False).flat
+    shared: dict[str, Axes] = {}
+    for place, panel in zip(places, panels, strict=False):  # an odd number leaves one empty
         x = "seconds" if _has_equal_seconds(sweep, panel) else "epoch"
-        for label, name in panel.rows.items():
-            for axis, measure in zip(axes[:, column], ("loss", "error"), strict=True):
+        pair = place.subplots(2, sharex=True)
+        for axis, (measure, text) in zip(pair, _MEASURES.items(), strict=True):
+            axis.sharey(shared.setdefault(measure, axis))
+            for label, name in panel.rows.items():
                 if name in found:
                     _draw(axis, found[name], x, measure, label, colours[label])
-        axes[0, column].set_title(panel.title, fontsize=9)
-        axes[0, column].legend(frameon=False, fontsize=8)
-        axes[1, column].set_xlabel(_AXES[x])
-        axes[1, column].xaxis.set_major_locator(MaxNLocator(integer=True))
-        for axis in axes[:, column]:
+            log_scale(axis)
+            axis.set_ylabel(f"{text} (log)")
             axis.grid(alpha=0.3, which="both")
-    for axis, text in zip(axes[:, 0], ("test loss, nats", "test error, %"), strict=True):
-        log_scale(axis)
-        axis.set_ylabel(f"{text} (log)")
+        pair[0].set_title(panel.title, fontsize=9)
+        pair[1].set_xlabel(_AXES[x])
+        pair[1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    lines = {line.get_label(): line for axis in figure.axes for line in axis.lines}
+    place = {"loc": "outside lower center", "ncols": len(lines)}
+    figure.legend(lines.values(), lines.keys(), **place, frameon=False, fontsize=8)
     figure.suptitle(f"{sweep.title}\n{sweep.caveat}", fontsize=8, wrap=True)
     return figure
 

@@ -268,7 +268,7 @@ def test_curves_go_through_the_means_of_every_evaluation(make_sweep, make_result
     results = [result("a", 0, 1.0), result("a", 1, 3.0), result("b", 0, 5.0)]
     results += [result("b-seconds", 0, 5.0)]
     figure = curves_figure(sweep, results)
-    losses, losses_by_time, errors, errors_by_time = figure.axes
+    losses, errors, losses_by_time, errors_by_time = figure.axes
     (a, b), (a_by_time, _) = losses.lines, losses_by_time.lines
     assert (a.get_xdata().tolist(), a.get_ydata().tolist()) == ([1, 2], [2, 1])
     assert b.get_ydata().tolist() == [5, 2.5]
@@ -276,7 +276,9 @@ def test_curves_go_through_the_means_of_every_evaluation(make_sweep, make_result
     assert errors.lines[0].get_ydata().tolist() == [50, 0.1]  # half an image of 500, for none
     band = losses.collections[0].get_paths()[0].vertices
     assert (band[:, 1].min(), band[:, 1].max()) == (0.5, 3)
-    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["the a", "the b"]
+    assert losses.get_shared_y_axes().joined(losses, losses_by_time)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["the a", "the b"]
     assert errors_by_time.get_xlabel() == "share of equal seconds of training, %"
     loss, error = curves_figure(sweep.only(["equal seconds"]), [*results[:2], results[3]]).axes
     assert loss.get_title() == "equal seconds"
