@@ -10,7 +10,7 @@ from torch import nn
 from tolerances import assert_close
 from vision_ttt.bench import count_macs
 from vision_ttt.dense import ViTAdapter
-from vision_ttt.dense.interaction import Layout
+from vision_ttt.dense.interaction import Injector, Layout
 from vision_ttt.models import create_model
 
 PUBLISHED = {
@@ -274,6 +274,27 @@ def test_autocast_keeps_places_and_norms_in_float32():
         with torch.autocast("cpu", torch.bfloat16):
             for got, exact in zip(model(images), wanted, strict=True):
                 assert_close(got, exact, 2e-2)
+
+
+class Queries(nn.Module):
+    """In the place of an attention, its queries."""
+
+    def forward(self, queries, places, tokens, grids):
+        return queries
+
+
+def test_gradients_of_the_injectors_norm_are_float32_sums_under_autocast():
+    """Without positions the first injector's tokens are a convolution's, in bfloat16."""
+    injector, layout = Injector(Queries(), 16), Layout.of((64, 64), ((2, 2),), torch.empty(0))
+    torch.nn.init.normal_(injector.gamma)
+    x, pyramid, gradients = torch.randn(1, 4096, 16).bfloat16(), torch.randn(1, 4, 16), []
+    for tokens, enabled in ((x.float(), False), (x, True)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = injector(tokens, pyramid, layout)
+        weights = injector.query_norm.parameters()
+        gradients.append(torch.autograd.grad((out.square() + out).sum(), weights))
+    for wanted, got in zip(*gradients, strict=True):
+        assert_close(got, wanted, 2e-2)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vision_ttt.dense.deformable_attention import DeformableAttention, Grid, centres
 from vision_ttt.layers import DepthwiseConv2d
 from vision_ttt.layers.conv_stem import ConvNorm
+from vision_ttt.layers.norm_precision import normalised
 from vision_ttt.models.block_sequence import run_block
 
 
@@ -135,7 +136,10 @@ class Injector(nn.Module):
     def forward(self, x: Tensor, pyramid: Tensor, layout: Layout) -> Tensor:
         """x [B, T, D], pyramid [B, S, D] → [B, T, D]."""
         read = self.attention(
-            self.query_norm(x), layout.grid_places, self.value_norm(pyramid), layout.levels
+            normalised(self.query_norm, x),
+            layout.grid_places,
+            self.value_norm(pyramid),
+            layout.levels,
         )
         return x + self.gamma * read
 
