@@ -47,7 +47,9 @@ def curves_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
         x = "seconds" if _has_equal_seconds(sweep, panel) else "epoch"
         pair = place.subplots(2, sharex=True)
         for axis, (measure, text) in zip(pair, _MEASURES.items(), strict=True):
-            axis.sharey(shared.setdefault(measure, axis))
+            if measure in shared:
+                axis.sharey(shared[measure])
+            shared[measure] = axis
             for label, name in panel.rows.items():
                 if name in found:
                     _draw(axis, found[name], x, measure, label, colours[label])
@@ -58,8 +60,14 @@ def curves_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
         pair[1].set_xlabel(_AXES[x])
         pair[1].xaxis.set_major_locator(MaxNLocator(integer=True))
     lines = {line.get_label(): line for axis in figure.axes for line in axis.lines}
-    place = {"loc": "outside lower center", "ncols": len(lines)}
-    figure.legend(lines.values(), lines.keys(), **place, frameon=False, fontsize=8)
+    figure.legend(
+        lines.values(),
+        lines.keys(),
+        loc="outside lower center",
+        ncols=len(lines),
+        frameon=False,
+        fontsize=8,
+    )
     figure.suptitle(f"{sweep.title}\n{sweep.caveat}", fontsize=8, wrap=True)
     return figure
 
