@@ -97,11 +97,13 @@ def test_sequences_at_different_places(op, runs):
     for _ in range(4):
         token = tokens_of(problem, 4, 5)
         given = {"mini_batch_size": 4, "return_state": True, "state": state}
-        o, state = OPS[op](**token, **given, backend="triton")
-        wanted, exact = OPS[op](**token, **given | {"backend": "cpu"})
-        assert_close(o, wanted, 1e-5)
-        for name, x, y in zip(state._fields, state, exact, strict=True):
-            assert_close(x, y, 1e-5, name)
+        o, after = OPS[op](**token, **given, backend="triton")
+        for backend in ("cpu", "dual"):
+            wanted, exact = OPS[op](**token, **given, backend=backend)
+            assert_close(o, wanted, 1e-5)
+            for name, x, y in zip(state._fields, after, exact, strict=True):
+                assert_close(x, y, 1e-5, name)
+        state = after
     assert state.position.tolist() == [1, 0]
     assert runs == [1] * 4
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._learner_dual import Tensors
-from vision_ttt.ops._learner_mini_batches import Opened, Parts, Views, no_tokens
+from vision_ttt.ops._learner_mini_batches import Opened, Parts, Views, begun, no_tokens
 from vision_ttt.ops.padding import fill_padding, padding_of
 from vision_ttt.ops.states import take
 
@@ -66,6 +66,7 @@ def run_lengths(parts: Parts, opened: Opened | None, lengths: Tensor) -> tuple[T
         opened = parts.beginning()._replace(position=places)
     else:
         places = first + opened.position
+        opened = begun(opened._replace(position=places))
         before = min(size, length)
         slots = places.unsqueeze(1) + torch.arange(before, device=first.device)
         p = parts.scale[:, slots.clamp(max=size - 1)].transpose(0, 1)  # [B, H or 1, n]

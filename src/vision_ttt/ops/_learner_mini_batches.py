@@ -126,6 +126,7 @@ class Parts:
             return self._by_kernels(views, opened, goes_on)
         position = opened.position
         if isinstance(position, Tensor):
+            opened = begun(opened)
             p = self.scale[:, position].transpose(0, 1)[:, :, None, None]  # [B, H or 1, 1, 1]
         else:
             p = self.scale[:, position : position + n].unsqueeze(-1)  # [H or 1, n, 1]
@@ -189,6 +190,12 @@ class Parts:
 def no_tokens(start: Tensors) -> Opened:
     """A mini-batch without tokens. Its sums need no memory."""
     return Opened(start, tuple(x.new_zeros(()).expand_as(x) for x in start), 0)
+
+
+def begun(opened: Opened) -> Opened:
+    """Set the sums of mini-batches without tokens to 0. Kernels do not read them."""
+    empty = opened.position == 0
+    return opened._replace(sums=tuple(s.masked_fill(_over(empty, s.ndim), 0) for s in opened.sums))
 
 
 def _over(x: Tensor, rank: int) -> Tensor:

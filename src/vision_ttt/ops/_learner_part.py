@@ -64,10 +64,8 @@ def learner_part(op: Op, contract: Contract, launch: Callable[..., None]) -> Op:
         each = isinstance(position, Tensor)
         dtype = torch.promote_types(x.q.dtype, torch.float32)
         start = tuple(s.to(dtype) for s in x[4 : 4 + count])
-        if each:  # the sums of a mini-batch without tokens are not read
+        if each:
             check_range(op.name, "positions", position, x.mini_batch_size - 1)
-            empty = (position == 0).to(x.q.device)
-            sums = [s.masked_fill(empty.reshape(-1, *[1] * (s.ndim - 1)), 0) for s in sums]
         opened = no_tokens(start)
         if each or position:
             opened = Opened(start, tuple(s.to(dtype) for s in sums), position)
@@ -88,7 +86,9 @@ def learner_part(op: Op, contract: Contract, launch: Callable[..., None]) -> Op:
         if not x.return_state:
             return [o]
         each, dtype = isinstance(position, Tensor), torch.promote_types(o.dtype, torch.float32)
-        states = 1 + (each or position + o.shape[1] < x.mini_batch_size) + each
+        # bool: some versions of SymPy add no symbolic truth value to a number.
+        open_after = each or bool(position + o.shape[1] < x.mini_batch_size)
+        states = 1 + open_after + each
         return [o, *(s.new_empty(s.shape, dtype=dtype) for _ in range(states) for s in sums)]
 
     optional = "ln_weight", "ln_bias", "position_scale", *contract.others
