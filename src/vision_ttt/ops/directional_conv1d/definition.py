@@ -12,17 +12,18 @@ from vision_ttt.ops.directional_conv1d.contract import Inputs
 def directional_conv1d_definition(inputs: Inputs) -> Tensor:
     """See :func:`vision_ttt.ops.directional_conv1d.directional_conv1d`."""
     x, weight, bias, reverse_channels = inputs
-    weight, bias = weight.to(x.dtype), bias.to(x.dtype)
     past = weight.shape[-1] - 1
-    forward_channels = x.shape[-1] - reverse_channels
+    n = x.shape[-1] - reverse_channels
     x = x.transpose(1, 2)  # [B, C, T]
     parts = []
-    if forward_channels:
-        taps, offset = weight[:forward_channels], bias[:forward_channels]
-        padded = F.pad(x[:, :forward_channels], (past, 0))
-        parts.append(F.conv1d(padded, taps, offset, groups=forward_channels))
+    if n:
+        parts.append(_convolve(x[:, :n], weight[:n], bias[:n], (past, 0)))
     if reverse_channels:
-        mirrored, offset = weight[forward_channels:].flip(-1), bias[forward_channels:]
-        padded = F.pad(x[:, forward_channels:], (0, past))
-        parts.append(F.conv1d(padded, mirrored, offset, groups=reverse_channels))
+        parts.append(_convolve(x[:, n:], weight[n:].flip(-1), bias[n:], (0, past)))
     return torch.cat([part.transpose(1, 2) for part in parts], dim=-1)
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) -> Tensor:
+    # The casts follow the slices: PyTorch 2.11 does not compile a slice of a cast weight on a CPU.
+    weight, bias = weight.to(x.dtype), bias.to(x.dtype)
+    return F.conv1d(F.pad(x, padding), weight, bias, groups=len(weight))
