@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from vision_ttt import extras
 from vision_ttt.cli.main import COMMANDS
@@ -21,6 +22,7 @@ from vision_ttt.engine.config import TrainConfig
 from vision_ttt.extras import MissingPackageError, require
 from vision_ttt.tasks.dino.config import DinoSection
 from vision_ttt.tasks.images.config import ImageData
+from vision_ttt.tasks.segmentation.config import SegmentationSection
 
 MODULES = {
     *("accelerate", "jsonargparse", "docstring_parser", "rich", "matplotlib", "tensorboard"),
@@ -164,6 +166,12 @@ def test_every_command_says_what_to_install(without: Without) -> None:
         assert told.count("\n") == 1, argv
 
 
+def test_the_dense_demo_says_what_to_install(without: Without) -> None:
+    done = without({"faster_coco_eval"}, "-c", COMMAND, json.dumps([["demo-dense"]]))
+    told = "error: vision-ttt demo-dense needs faster-coco-eval: pip install 'vision-ttt[dense]'\n"
+    assert json.loads(done.stdout) == [[["demo-dense"], 2, "", told]]
+
+
 def test_the_module_says_what_to_install(without: Without) -> None:
     done = without({"rich"}, "-m", "vision_ttt", "train", "digits")
     message = "the command vision-ttt needs rich: pip install 'vision-ttt[train]'"
@@ -208,6 +216,15 @@ def test_self_distillation_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     metadata_of_run = ModelMetadata({"name": "dino"}, "vittt_nano_patch4_32", {}, {})
     with pytest.raises(MissingPackageError, match=f"^a backbone trained by .* {needed}"):
         DinoSection.rebuild(metadata_of_run)
+
+
+def test_predicting_segments_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "requires", lambda name: ['faster-coco-eval; extra == "dense"'])
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    metadata_of_run = ModelMetadata({"name": "segmentation"}, "vittt_nano_patch4_32", {}, {})
+    needed = r"^segmentation needs faster-coco-eval: pip install 'vision-ttt\[dense\]'$"
+    with pytest.raises(MissingPackageError, match=needed):
+        SegmentationSection.predictor(nn.Identity(), metadata_of_run)
 
 
 def test_without_metadata_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,14 +13,12 @@ from vision_ttt.data.scenes import SceneSettings, render_scenes
 from vision_ttt.engine import Preempted, train
 from vision_ttt.engine.locks import alone_in
 from vision_ttt.errors import UserError
-from vision_ttt.extras import require
 
 _LOGGER = logging.getLogger(__name__)
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
     """Render, and train what is not finished yet; each run has a report of its own."""
-    require("dense", "vision-ttt demo-dense")
     output = Path(arguments.output)
     try:
         with alone_in(output, wait=False):

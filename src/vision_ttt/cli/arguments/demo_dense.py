@@ -8,6 +8,7 @@ import jsonargparse
 from vision_ttt.cli.checks import check_new_folder, check_range
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.demo_dense import RECIPES, scene_run, with_starts
+from vision_ttt.extras import require
 
 _COUNTS = {
     "train_images": (4000, "scenes to train on, 128 × 128 pixels"),
@@ -62,8 +63,9 @@ def check(arguments: jsonargparse.Namespace) -> None:
     """Make the runs' configs, as `arguments.runs`.
 
     Raises:
-        UserError: a value is out of its range, or a path cannot be used.
+        UserError: a package is missing, a value is out of its range, or a path cannot be used.
     """
+    require("dense", "vision-ttt demo-dense")
     check_scenes(arguments)
     output, overrides = Path(arguments.output), updates(arguments)
     arguments.runs = [scene_run(task, output, overrides) for task in with_starts(arguments.tasks)]

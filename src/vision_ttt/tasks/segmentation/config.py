@@ -16,6 +16,7 @@ from vision_ttt.engine.section import (
     Section,
     number,
 )
+from vision_ttt.extras import require
 from vision_ttt.tasks.dense.config import DenseSection
 
 if TYPE_CHECKING:  # they need PyTorch
@@ -203,6 +204,7 @@ class SegmentationSection(DenseSection):
         cls, model: nn.Module, metadata: ModelMetadata, **options: Any
     ) -> SegmentPredictor:
         """Return what predicts the classes of the pixels of image files."""
+        require("dense", "segmentation")
         from vision_ttt.tasks.segmentation.predict import SegmentPredictor
 
         return SegmentPredictor(model, metadata, **options)
