@@ -510,5 +510,10 @@ def test_paths_may_begin_at_the_home_folder(
     config = recipes.load("digits", {"output": "~/run"})
     assert config.run.output == str(tmp_path / "run")
     assert weights_file("~/w.safetensors") == tmp_path / "w.safetensors"
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "last.safetensors").touch()
+    with pytest.raises(ConfigError, match=r"run is a folder; accepted: .*run.last\.safetensors$"):
+        weights_file(str(run))
     assert weights_file("~no such user/w.safetensors") == Path("~no such user/w.safetensors")
     assert find_documents("~", "*.txt").root == tmp_path

@@ -14,6 +14,7 @@ from timm.models import PretrainedCfg, get_pretrained_cfg
 from torch import nn
 
 from vision_ttt.engine.building import describe_model, load_weights
+from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.described import read_json
 from vision_ttt.engine.tensor_files import read_tensors
@@ -34,9 +35,12 @@ def weights_file(given: str) -> Path:
     Hugging Face hub unless they are in its cache.
 
     Raises:
-        ConfigError: timm has no such weights of the model, or they cannot be downloaded.
+        ConfigError: the path is a run's folder (names the file in it), timm has no such weights of
+            the model, or they cannot be downloaded.
     """
     path = Path(os.path.expanduser(weights_path(given)))
+    if (of_run := path / WEIGHTS_FILE).is_file():
+        raise ConfigError(f"initial_weights: {given} is a folder; accepted: {of_run}")
     described = None if path.exists() or path.suffix in _SUFFIXES else timms_weights(given)
     if described is None:
         return path
