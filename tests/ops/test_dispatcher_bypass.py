@@ -124,10 +124,9 @@ def test_the_signatures_that_an_op_remembers_are_limited(monkeypatch):
     [
         lambda: FlopCounterMode(display=False),
         FakeTensorMode,
-        lambda: torch.autocast("cpu", torch.bfloat16),
         lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
     ],
-    ids=["dispatch mode", "fake tensors", "autocast", "profiler"],
+    ids=["dispatch mode", "fake tensors", "profiler"],
 )
 def test_whoever_listens_hears_the_call(listener):
     x = torch.randn(3, 64)
@@ -135,6 +134,42 @@ def test_whoever_listens_hears_the_call(listener):
     with listener():
         assert not is_plain((x,))
     assert is_plain((x,))
+
+
+@pytest.mark.parametrize("backend", [None, "dual"])
+def test_autocast_leaves_the_dispatcher_out(backend, monkeypatch):
+    """But for a backward pass within it, whose op turns it off."""
+    op = TABLE["ttt_linear"]
+    views = [x.requires_grad_() for x in torch.randn(3, 1, 40, 2, 16).unbind()]
+    state = torch.randn(2, 16, 16) / 16, torch.zeros(2, 16)
+    leaves = [*views, *(x.requires_grad_() for x in state)]
+    eta, backward, told = torch.rand(1, 40, 2) / 16, op.backward_op, []
+
+    def solve(within: bool = False):
+        with torch.autocast("cpu", torch.bfloat16):
+            o = ttt_linear(*views, eta, *leaves[3:], backend=backend)
+            assert o.dtype == torch.bfloat16
+            if within:
+                return o, *torch.autograd.grad(o.float().square().sum(), leaves)
+        return o, *torch.autograd.grad(o.float().square().sum(), leaves)
+
+    with monkeypatch.context() as dispatching:
+        dispatching.setattr(_dispatcher_bypass, "HAS_QUERIES", False)
+        wanted = solve()
+    monkeypatch.setattr(op, "forward_op", lambda *args: pytest.fail("dispatched"))
+    monkeypatch.setattr(op, "backward_op", lambda *args: told.append(1) or backward(*args))
+    for within in (False, True):
+        got = solve(within)
+        assert len(told) == within
+        assert all(torch.equal(x, y) for x, y in zip(got, wanted, strict=True))
+
+
+def test_on_a_cpu_other_ops_run_in_pytorch_s_operations_under_autocast(dispatched):
+    x = torch.randn(3, 64, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = swiglu(x)
+    assert "vision_ttt" not in out.grad_fn.name()
+    assert not dispatched
 
 
 def test_a_profile_names_the_op():

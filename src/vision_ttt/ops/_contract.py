@@ -160,7 +160,7 @@ class Contract:
 
         Args:
             arguments: the arguments.
-            plain: whether it is known that neither autocast nor a tracer is active.
+            plain: whether it is known that no tracer is active, nor autocast that casts tensors.
 
         Returns:
             The cache of this call signature. A caller may add values to it that depend only on the

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _backend
+from vision_ttt.ops._backend import autocast_kind
 from vision_ttt.ops._registration import Declaration
 
 is_legacy_batchedtensor = getattr(torch._C._functorch, "is_legacy_batchedtensor", None)
@@ -31,10 +32,10 @@ _PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
 
 
 def is_plain(inputs: Sequence[Any]) -> bool:
-    """Whether a call needs only a kernel, or autograd.
+    """Whether a call needs only a kernel, autograd, or autocast.
 
-    No override, autocast, tracer, transform, mode or profiler is active, and all tensors among the
-    inputs are ones that the dispatcher passes on unchanged.
+    No override, tracer, transform, mode or profiler is active, and all tensors among the inputs are
+    ones that the dispatcher passes on unchanged.
     """
     if (
         not HAS_QUERIES
@@ -43,7 +44,6 @@ def is_plain(inputs: Sequence[Any]) -> bool:
         or _backend.is_transformed()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_tracing()
-        or torch._C._is_any_autocast_enabled()
         or torch.autograd._profiler_enabled()
     ):
         return False
@@ -59,6 +59,11 @@ def is_plain(inputs: Sequence[Any]) -> bool:
         elif isinstance(x, Tensor):
             return False
     return True
+
+
+def autocast_is_on(x: Tensor) -> bool:
+    """Whether autocast is on for the device of x. The first query takes a tenth of the second."""
+    return torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(autocast_kind(x))
 
 
 def needs_gradient(inputs: Sequence[Any]) -> bool:
@@ -90,8 +95,10 @@ class RecordedCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         op, saved, options = ctx.op, ctx.saved_tensors, ctx.options
-        # The gradient is differentiated again, or a mode must intercept the backward op.
-        if torch.is_grad_enabled() or not is_plain((*grads, *saved)):
+        # The gradient is differentiated again, a mode must intercept the backward op, or autocast
+        # is on, which the backward op turns off.
+        plain = not torch.is_grad_enabled() and is_plain((*grads, *saved))
+        if not plain or autocast_is_on(saved[0]):
             name = (ctx.backend,) if op.backend_at_runtime else ()
             gradients = op.backward_op(*grads, *saved, *options, *name)
         else:

@@ -15,7 +15,12 @@ from torch import Tensor
 
 from vision_ttt.ops import _backend, _native
 from vision_ttt.ops._backend import AUTO, PYTORCH, REFERENCE, autocast_kind
-from vision_ttt.ops._dispatcher_bypass import RecordedCall, is_plain, needs_gradient
+from vision_ttt.ops._dispatcher_bypass import (
+    RecordedCall,
+    autocast_is_on,
+    is_plain,
+    needs_gradient,
+)
 from vision_ttt.ops._registration import (
     Backend,
     Declaration,
@@ -58,6 +63,10 @@ class Op(Declaration):
             ValueError: the requested backend is unknown or does not support the inputs.
         """
         plain = is_plain(inputs)
+        if plain and autocast_is_on(inputs[0]):
+            if self.autocast:
+                return self._after_cast(inputs, backend, wanted)
+            plain = not inputs[0].is_cpu  # on a CPU the op then runs in PyTorch's operations
         known = self.contract.check(inputs, plain)
         if plain:
             # Whether a backend supports a call depends only on the signature of the call.
@@ -88,6 +97,13 @@ class Op(Declaration):
         return self._without_kept(
             self.forward_op(*inputs, keep, *((name,) if self.backend_at_runtime else ()))
         )
+
+    def _after_cast(self, inputs: Any, backend: str | None, wanted: int | None) -> Any:
+        """Cast a call's inputs as autocast does, and compute the results with autocast off."""
+        self.contract.check(inputs)
+        inputs = self.cast(inputs)
+        with torch.autocast(autocast_kind(inputs[0]), enabled=False):
+            return self(inputs, backend, wanted)
 
     def choose(self, inputs: Any, requested: str | None = None, *, running: bool = False) -> str:
         """Return the name of the backend that serves a call.
