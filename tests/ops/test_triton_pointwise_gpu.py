@@ -146,10 +146,13 @@ def test_equal_bits_twice():
 
 
 def test_autocast_keeps_the_projections_dtype():
+    """Its calls bypass the dispatcher, as others do."""
     z, gate, weight, bias = norm_inputs(2, 83, 2, 48)
+    z.requires_grad_()
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        assert gated_norm(z, gate, weight, bias).dtype == torch.bfloat16
-        assert swiglu(z).dtype == torch.bfloat16
+        for out, op in ((gated_norm(z, gate, weight, bias), "gated_norm"), (swiglu(z), "swiglu")):
+            assert out.dtype == torch.bfloat16
+            assert out.grad_fn.name() == f"vision_ttt_{op}Backward"
 
 
 def test_other_backends_and_dtypes_go_through_pytorch():
