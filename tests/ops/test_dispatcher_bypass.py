@@ -158,6 +158,11 @@ def test_autocast_leaves_the_dispatcher_out(backend, monkeypatch):
         wanted = solve()
     monkeypatch.setattr(op, "forward_op", lambda *args: pytest.fail("dispatched"))
     monkeypatch.setattr(op, "backward_op", lambda *args: told.append(1) or backward(*args))
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(TypeError, match="q must be a tensor, got ndarray"),
+    ):
+        ttt_linear(views[0].detach().numpy(), *views[1:], eta, *leaves[3:], backend=backend)
     for within in (False, True):
         got = solve(within)
         assert len(told) == within

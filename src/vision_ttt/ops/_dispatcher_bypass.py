@@ -61,9 +61,11 @@ def is_plain(inputs: Sequence[Any]) -> bool:
     return True
 
 
-def autocast_is_on(x: Tensor) -> bool:
-    """Whether autocast is on for the device of x. The first query takes a tenth of the second."""
-    return torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(autocast_kind(x))
+def autocast_is_on(x: Any) -> bool:
+    """Whether autocast is on for the device of x; False if x is no tensor."""
+    if not torch._C._is_any_autocast_enabled() or not isinstance(x, Tensor):
+        return False
+    return torch.is_autocast_enabled(autocast_kind(x))
 
 
 def needs_gradient(inputs: Sequence[Any]) -> bool:
