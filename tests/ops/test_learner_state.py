@@ -92,7 +92,10 @@ def test_token_by_token(op):
 
 @pytest.mark.parametrize("op", OPS)
 def test_sequences_at_different_places(op):
-    """Rows whose mini-batches are at different tokens go on in one batch."""
+    """Rows whose mini-batches are at different tokens go on in one batch.
+
+    The sums of a mini-batch without tokens are not read.
+    """
     problem = {n: x.detach() for n, x in PROBLEMS[op].make_problem(3, 15, 2, 4, SIZE).items()}
     wanted = OPS[op](**problem, mini_batch_size=SIZE)
     lengths = [3, 8, 6]
@@ -103,10 +106,17 @@ def test_sequences_at_different_places(op):
         rows.append(state._replace(position=torch.tensor([state.position])))
     state = KINDS[op](*(torch.cat(x) for x in zip(*rows, strict=True)))
     assert state.position.tolist() == [3, 0, 2]
+    for name in state._fields:
+        if name.startswith("sum_"):
+            getattr(state, name)[1] = float("nan")
     following = {
         n: torch.stack([x[row, m : m + 7] for row, m in enumerate(lengths)]) if n in TOKENS else x
         for n, x in problem.items()
     }
+    token = {n: x[:, :1] if n in TOKENS else x for n, x in following.items()}
+    o = OPS[op](**token, mini_batch_size=SIZE, state=state)
+    for row, length in enumerate(lengths):
+        assert_close(o[row], wanted[row, length : length + 1], 1e-12)
     o, state = OPS[op](**following, mini_batch_size=SIZE, state=state, return_state=True)
     for row, length in enumerate(lengths):
         assert_close(o[row], wanted[row, length : length + 7], 1e-12)

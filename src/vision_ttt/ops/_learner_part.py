@@ -86,7 +86,7 @@ def learner_part(op: Op, contract: Contract, launch: Callable[..., None]) -> Op:
         if not x.return_state:
             return [o]
         each, dtype = isinstance(position, Tensor), torch.promote_types(o.dtype, torch.float32)
-        # bool: some versions of SymPy add no symbolic truth value to a number.
+        # bool: PyTorch 2.11 does not compile the sum of a number and a symbolic truth value.
         open_after = each or bool(position + o.shape[1] < x.mini_batch_size)
         states = 1 + open_after + each
         return [o, *(s.new_empty(s.shape, dtype=dtype) for _ in range(states) for s in sums)]

@@ -13,13 +13,15 @@ def directional_conv1d_definition(inputs: Inputs) -> Tensor:
     """See :func:`vision_ttt.ops.directional_conv1d.directional_conv1d`."""
     x, weight, bias, reverse_channels = inputs
     past = weight.shape[-1] - 1
-    n = x.shape[-1] - reverse_channels
+    forward = x.shape[-1] - reverse_channels
     x = x.transpose(1, 2)  # [B, C, T]
     parts = []
-    if n:
-        parts.append(_convolve(x[:, :n], weight[:n], bias[:n], (past, 0)))
+    if forward:
+        taps, offset = weight[:forward], bias[:forward]
+        parts.append(_convolve(x[:, :forward], taps, offset, (past, 0)))
     if reverse_channels:
-        parts.append(_convolve(x[:, n:], weight[n:].flip(-1), bias[n:], (0, past)))
+        taps, offset = weight[forward:].flip(-1), bias[forward:]
+        parts.append(_convolve(x[:, forward:], taps, offset, (0, past)))
     return torch.cat([part.transpose(1, 2) for part in parts], dim=-1)
 
 
