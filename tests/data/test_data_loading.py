@@ -1,5 +1,6 @@
 """Augmentation and order follow from the seed alone; damaged images are left out by name."""
 
+import multiprocessing
 import random
 
 import numpy as np
@@ -20,6 +21,7 @@ from vision_ttt.data import (
 )
 from vision_ttt.data.loading import (
     check_auto_augment,
+    end_workers,
     evaluation_transform,
     isolated_generators,
     seed_generators,
@@ -62,6 +64,34 @@ def test_augmentation_does_not_depend_on_the_number_of_workers() -> None:
         return torch.cat([batch["images"] for batch in loader])
 
     assert torch.equal(images(num_workers=0), images(num_workers=2))
+
+
+def test_persistent_workers_augment_by_the_epoch() -> None:
+    order = EpochOrder(500, 3, 4, seed=0)
+    options = {"order": order, "persistent_workers": True}
+    alone = make_loader(_augmented(), 4, collate, **options)
+    persistent = make_loader(_augmented(), 4, collate, **options, num_workers=1)
+    processes = set()
+    try:
+        for epoch, skipped in ((1, 0), (2, 0), (2, 2), (1, 1)):
+            order.begin(epoch, skipped)
+            batches = []
+            for loader in (alone, persistent):
+                loader.dataset.epoch = epoch
+                batches.append([batch["images"] for batch in loader])
+            assert len(batches[0]) == 3 - skipped
+            assert all(map(torch.equal, *batches))
+            processes.update(each.pid for each in multiprocessing.active_children())
+        # An iteration that ends early leaves nothing of its epoch to the next one.
+        persistent.dataset.epoch = 5
+        next(iter(persistent))
+        persistent.dataset.epoch = 1
+        again = [batch["images"] for batch in persistent]
+        assert all(map(torch.equal, again, batches[0]))
+        assert len(processes) == 1
+    finally:
+        end_workers(persistent)
+    assert not multiprocessing.active_children()
 
 
 def test_isolated_generators_are_restored() -> None:

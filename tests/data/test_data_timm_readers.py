@@ -49,7 +49,8 @@ def test_an_epoch_of_a_stream_does_not_depend_on_those_before(
     def epochs(*numbers: int) -> list[torch.Tensor]:
         images = open_dataset(DatasetSpec(**stream)).train
         images = with_transform(images, evaluation_transform(INPUT), 0, num_workers)
-        loader = make_loader(images, 4, collate, num_workers=num_workers)
+        options = {"num_workers": num_workers, "persistent_workers": True}
+        loader = make_loader(images, 4, collate, **options)
         passes = []
         for number in numbers:
             images.epoch = number

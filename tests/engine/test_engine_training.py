@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import math
+import multiprocessing
 import os
 import signal
 import sys
@@ -141,6 +142,22 @@ def test_same_seed_same_run(tiny_fields: Fields, tmp_path: Path, options: dict) 
     assert _untimed(first.metrics) == _untimed(second.metrics)
     assert _same_weights(first.model, second.model)
     assert not _same_weights(first.model, other.model)
+
+
+def test_worker_processes_live_as_long_as_the_run(
+    tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    original = multiprocessing.process.BaseProcess.start
+
+    def start(self: multiprocessing.process.BaseProcess) -> None:
+        started.append(self)
+        original(self)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start)
+    _run(tiny_fields, epochs=3, num_workers=1)
+    assert len(started) == 2  # for training and for evaluation
+    assert not any(process.is_alive() for process in started)
 
 
 @BOTH

@@ -73,6 +73,33 @@ class SeededItems(Dataset):
             return error
 
 
+class SharedEpoch(Dataset):
+    """A dataset whose attribute `epoch`, when it is set here, also reaches the worker processes."""
+
+    def __init__(self, items: Dataset) -> None:
+        self.items = items
+        self.shared = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next items."""
+        return int(self.shared)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.shared.fill_(epoch)
+        self.items.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        self.items.epoch = self.epoch
+        if hasattr(self.items, "__getitems__"):
+            return self.items.__getitems__(numbers)
+        return [self.items[number] for number in numbers]
+
+
 def _transformed(transform: Transform, item: tuple[Image.Image, int], index: int) -> Item:
     image, target = item
     return transform(image), target, index
@@ -151,13 +178,19 @@ def make_loader(
     order: Sampler[int] | None = None,
     seed: int = 0,
     timeout: float = 0.0,
+    persistent_workers: bool = False,
 ) -> DataLoader:
     """Return a loader of batches, in the dataset's own order where `order` is None.
 
     Args:
         collate: makes a batch of a list of items.
         timeout: seconds to wait for a worker's batch, see `watched`; 0: for ever.
+        persistent_workers: keep the worker processes from one pass to the next, until
+            `end_workers`; those of a stream, whose order follows from their seeds, end with each.
     """
+    persistent = persistent_workers and num_workers > 0 and not isinstance(dataset, IterableDataset)
+    if persistent:
+        dataset = SharedEpoch(dataset)
     return DataLoader(
         dataset,
         batch_size=batch_size,
@@ -168,6 +201,7 @@ def make_loader(
         generator=torch.Generator().manual_seed(seed),
         worker_init_fn=_ignore_stop_requests if num_workers else None,
         timeout=timeout if num_workers else 0.0,
+        persistent_workers=persistent,
         pin_memory=torch.cuda.is_available(),
     )
 
@@ -194,6 +228,13 @@ def watched(loader: DataLoader) -> Iterator[Batch]:
         if "exited unexpectedly" in message or "is killed by signal" in message:
             raise LoaderError(f"a worker process died: {message.splitlines()[0]}") from error
         raise
+
+
+def end_workers(loader: DataLoader) -> None:
+    """End a loader's persistent workers, which otherwise live as long as what refers to it."""
+    if loader.persistent_workers and loader._iterator is not None:
+        loader._iterator._shutdown_workers()
+        loader._iterator = None
 
 
 class LoaderError(UserError, RuntimeError):

@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from vision_ttt.data import EpochOrder, EvenOrder, Share, make_loader, watched
+from vision_ttt.data.loading import end_workers
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.task import Batch, Task
 
@@ -38,6 +39,11 @@ class Loaders:
             batches = itertools.islice(watched(self.train), done * parts, total)
         while update := list(itertools.islice(batches, parts)):
             yield update
+
+    def end(self) -> None:
+        """End the worker processes, which live as long as the run."""
+        for loader in (self.train, self.test):
+            end_workers(loader)
 
 
 def make_loaders(task: Task, config: TrainConfig, accelerator: Accelerator) -> Loaders:
@@ -69,6 +75,7 @@ def make_loaders(task: Task, config: TrainConfig, accelerator: Accelerator) -> L
     options = {
         "num_workers": config.machine.num_workers,
         "timeout": config.machine.loader_timeout,
+        "persistent_workers": True,
     }
     return Loaders(
         make_loader(train_set, batch_size, task.collate, order=order, seed=seed, **options),
@@ -87,6 +94,7 @@ def evaluation_loader(
     *,
     num_workers: int = 0,
     timeout: float = 0.0,
+    persistent_workers: bool = False,
 ) -> DataLoader:
     """Return the loader of this process's part of the items that are evaluated.
 
@@ -96,7 +104,13 @@ def evaluation_loader(
     share = _share(items, accelerator)
     order = None if isinstance(items, IterableDataset) else EvenOrder(len(items), share)
     return make_loader(
-        items, batch_size, collate, num_workers=num_workers, order=order, timeout=timeout
+        items,
+        batch_size,
+        collate,
+        num_workers=num_workers,
+        order=order,
+        timeout=timeout,
+        persistent_workers=persistent_workers,
     )
 
 

@@ -161,6 +161,7 @@ class _Run:
         evaluation = None
         updates = parts.length.updates
         with ExitStack() as left:
+            left.callback(parts.loaders.end)
             left.callback(self._end_epoch)
             log = None
             if self.accelerator.is_main_process:
@@ -202,7 +203,7 @@ class _Run:
         return next(self.epoch_updates)
 
     def _end_epoch(self) -> None:
-        """End the worker processes: before an evaluation has its own, and with the run."""
+        """End the iteration over an epoch's batches."""
         if self.epoch_updates is not None:
             self.epoch_updates.close()
             self.epoch_updates = None
