@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,15 @@ def test_latents_of_another_division_are_refused(
     first.rename(first.with_name("renamed.png"))
     with pytest.raises(DatasetError, match=r"held_out.* is requested; name another folder"):
         config.task.open(config).prepare(model)
+
+
+def test_a_spawned_process_opens_the_latents_anew(autoencoder: str, tmp_path: Path) -> None:
+    images = cached(tmp_path, autoencoder)
+    pickled = pickle.dumps(images)
+    assert len(pickled) < images.moments.nbytes
+    again = pickle.loads(pickled)
+    assert isinstance(again.moments, np.memmap)
+    assert torch.equal(again[3][0], images[3][0])
 
 
 def test_an_interrupted_encoding_is_none(autoencoder: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -286,6 +287,7 @@ def test_the_loss_is_of_tokens_and_of_none(make_config: Fields) -> None:
     model = task.build_model("llama", task.model_arguments())
     task.prepare(model)
     last = len(task.train_set) - 1
+    assert len(pickle.dumps(task.collate)) < 1000  # for worker processes: without the documents
     batch = task.collate([task.train_set[0], task.train_set[last]])
     filled_up = (batch["targets"] == IGNORED).sum().item()
     assert filled_up

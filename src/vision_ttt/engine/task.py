@@ -177,9 +177,11 @@ class Task(ABC):
             ConfigError: it does not, or it is no model for this task.
         """
 
+    @property
     @abstractmethod
-    def collate(self, items: Sequence[Any]) -> Batch:
-        """Return a batch of items; called in the processes that read the data."""
+    def collate(self) -> Callable[[Sequence[Any]], Batch]:
+        """Makes a batch of items. Each process that reads the data gets a copy, pickled where it is
+        spawned; a function that does not refer to the task spares it the task's data and models."""
 
     def augment(self, batch: Batch) -> Batch:
         """Return a training batch, on the device, as the model is to see it.

@@ -109,7 +109,8 @@ class Detection(DenseTask):
         self.train_set = SeededItems(images, TrainTransform(data), self.config.run.seed)
         self.set_test(data.folder("test"), data.shorter_side, data.longer_side)
 
-    def collate(self, items: Sequence[Sample | DamagedItem]) -> Batch:
+    @staticmethod
+    def collate(items: Sequence[Sample | DamagedItem]) -> Batch:
         """Return images [3, h, w] uint8, targets, sizes before, places, and the damaged ones."""
         good, damaged = without_damaged(items)
         return {

@@ -104,6 +104,10 @@ class LatentImages(Dataset):
                 f"the latents of {told} are damaged ({error}); remove it to encode them anew"
             ) from error
 
+    def __reduce__(self) -> tuple:
+        # A worker process that is spawned opens the file; pickled, it would come whole.
+        return LatentImages, (self.file,)
+
     def __len__(self) -> int:
         return len(self.moments)
 

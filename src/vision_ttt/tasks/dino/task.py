@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +82,10 @@ class Dino(ImageTask):
         half = max(1, self.input["input_size"][1] // (2 * patch)) * patch
         return self.config.task.local_size or half
 
-    def collate(self, items: Sequence[Any]) -> Batch:
-        """Return the good images, or in training their `crops`, and the damaged ones' errors."""
-        good, damaged = without_damaged(items)
-        if not good or isinstance(good[0][0], Tensor):
-            batch = super().collate(items)
-            return {**batch, "crops": [batch["images"].new_zeros(0, *s) for s in self.sizes]}
-        batch = collate([(crops[0], *rest) for crops, *rest in good])
-        others = [torch.stack([item[0][n] for item in good]) for n in range(1, len(self.sizes))]
-        return {**batch, "crops": [batch.pop("images"), *others], "damaged": damaged}
+    @property
+    def collate(self) -> Callable[[Sequence[Any]], Batch]:
+        """Returns the good images, or in training their `crops`, and the damaged ones' errors."""
+        return partial(_batch_of_crops, super().collate, self.sizes)
 
     def loss(self, forward: nn.Module, batch: Batch, moment: Moment) -> tuple[Tensor, int]:
         """Return the images' summed losses, and the number of images.
@@ -203,3 +199,15 @@ class Dino(ImageTask):
         weights = result.run_dir / WEIGHTS_FILE
         next_command = ("train", "RECIPE", "--initial-weights", str(weights))
         return Report(save(sections, result.run_dir), measured, {}, next_command)
+
+
+def _batch_of_crops(
+    images: Callable[[Sequence[Any]], Batch], sizes: Sequence[tuple[int, ...]], items: Sequence[Any]
+) -> Batch:
+    good, damaged = without_damaged(items)
+    if not good or isinstance(good[0][0], Tensor):
+        batch = images(items)
+        return {**batch, "crops": [batch["images"].new_zeros(0, *size) for size in sizes]}
+    batch = collate([(crops[0], *rest) for crops, *rest in good])
+    others = [torch.stack([item[0][n] for item in good]) for n in range(1, len(sizes))]
+    return {**batch, "crops": [batch.pop("images"), *others], "damaged": damaged}

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -145,11 +146,12 @@ class ImageTask(Task):
         workers = self.config.machine.num_workers
         self.test_set = with_transform(self.data.part(part), transform, 0, workers)
 
-    def collate(self, items: Sequence[Any]) -> Batch:
-        """Return the good images with their classes and places, and the damaged ones' errors."""
+    @property
+    def collate(self) -> Callable[[Sequence[Any]], Batch]:
+        """Returns the good images with their classes and places, and the damaged ones' errors."""
         if self.sequences:
-            return collate_sequences(items, self.sequences.patch)
-        return collate(items, tuple(self.input["input_size"]))
+            return partial(collate_sequences, patch=self.sequences.patch)
+        return partial(collate, image_shape=tuple(self.input["input_size"]))
 
     def watched(self) -> Tensor | None:
         """Return test images [N, 3, H, W]; None where these have no common size."""

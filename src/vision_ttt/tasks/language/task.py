@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,20 +114,10 @@ class Language(Task):
         if damaged and not self.config.run.skip_bad:
             raise damaged[0]
 
-    def collate(self, items: Sequence[Any]) -> Batch:
-        """Stack the sequences, and list the documents that could not be read."""
-        good, damaged = without_damaged(items)
-        inputs, targets, indices = zip(*good, strict=True) if good else ((), (), ())
-        empty = torch.empty(0, self.context, dtype=torch.int64)
-        stacked = torch.stack(targets) if good else empty
-        return {
-            "inputs": torch.stack(inputs) if good else empty,
-            "targets": stacked,
-            # Counted here, where it makes no device wait.
-            "tokens": int((stacked != IGNORED).sum()),
-            "indices": torch.tensor(indices, dtype=torch.int64),
-            "damaged": damaged,
-        }
+    @property
+    def collate(self) -> Callable[[Sequence[Any]], Batch]:
+        """Stacks the sequences, and lists the documents that could not be read."""
+        return partial(_stacked, self.context)
 
     def loss(self, forward: nn.Module, batch: Batch, moment: Moment) -> tuple[Tensor, int]:
         """Return the summed cross-entropy in nats, and the number of tokens."""
@@ -267,3 +258,18 @@ class Language(Task):
                 DatasetError(f"{len(documents.names)} documents of {documents.root} are all empty"),
             )
         return Sequences(packed, self.context, self.tokenizer.end)
+
+
+def _stacked(context: int, items: Sequence[Any]) -> Batch:
+    good, damaged = without_damaged(items)
+    inputs, targets, indices = zip(*good, strict=True) if good else ((), (), ())
+    empty = torch.empty(0, context, dtype=torch.int64)
+    stacked = torch.stack(targets) if good else empty
+    return {
+        "inputs": torch.stack(inputs) if good else empty,
+        "targets": stacked,
+        # Counted here, where it makes no device wait.
+        "tokens": int((stacked != IGNORED).sum()),
+        "indices": torch.tensor(indices, dtype=torch.int64),
+        "damaged": damaged,
+    }

@@ -98,7 +98,8 @@ class Segmentation(DenseTask):
         transform = TestTransform(self.statistics, data.longer_side, data.test_shorter_side)
         self.test_set = SeededItems(items, transform)
 
-    def collate(self, items: Sequence[LabelledTensors | DamagedItem]) -> Batch:
+    @staticmethod
+    def collate(items: Sequence[LabelledTensors | DamagedItem]) -> Batch:
         """Return lists of the good images [3, h, w] and labels [H, W], and the damaged ones'
         errors; crops of training are stacked in `loss`."""
         good, damaged = without_damaged(items)
