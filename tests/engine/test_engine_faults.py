@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -313,6 +313,16 @@ def test_a_folder_that_cannot_be_written(
         assert str(place) in told
 
 
+@pytest.fixture
+def forked_workers() -> Iterator[None]:
+    """Give worker processes what a test replaces, where Python does not fork by default, too."""
+    method = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(method, force=True)
+
+
+@pytest.mark.usefixtures("forked_workers")
 def test_a_hanging_worker_times_out(
     tiny_fields: Fields,
     tmp_path: Path,
@@ -337,6 +347,7 @@ def test_a_hanging_worker_times_out(
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_dies_is_told(tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(self: FolderImages, index: int) -> None:
         if get_worker_info() is None:

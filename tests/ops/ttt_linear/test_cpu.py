@@ -73,5 +73,6 @@ def test_a_forked_worker_computes():
         def __getitem__(self, index):
             return ttt_linear(**problem, mini_batch_size=4)
 
-    loader = torch.utils.data.DataLoader(Outputs(), num_workers=1, batch_size=None, timeout=60)
+    options = {"num_workers": 1, "multiprocessing_context": "fork", "timeout": 60}
+    loader = torch.utils.data.DataLoader(Outputs(), batch_size=None, **options)
     assert all(torch.equal(o, wanted) for o in loader)
