@@ -77,6 +77,7 @@ def test_flags_may_be_spelt_both_ways_and_switches_bare(command: _Command) -> No
         (["work", "--sizes.a", "b"], "--sizes is"),
         (["work", "--count.a", "1"], "unknown flag --count.a"),
         (["work", "--sizes.", "1"], "unknown flag --sizes."),
+        (["work", "--rest", "a"], "unknown flag --rest; give the rest without it"),
     ],
 )
 @pytest.mark.usefixtures("command")

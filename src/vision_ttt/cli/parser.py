@@ -148,6 +148,11 @@ class CommandParser(jsonargparse.ArgumentParser):
             name, equals, value = token.partition("=")
             top, dot, key = self._declared(name).partition(".")
             if top not in flags or (dot and (not key or not _is_mapping(flags[top]))):
+                named = name[2:].replace("-", "_")
+                if any(named == each.dest for each in self._actions if not each.option_strings):
+                    raise UserError(
+                        f"unknown flag {name}; give the {named} without it (see {self.prog} --help)"
+                    )
                 known = [_shown(flag) for flag in flags if flag.startswith("--")]
                 # A flag with a section is nearest to those of its own name.
                 own = f"--{key}" if dot and top not in flags else top
