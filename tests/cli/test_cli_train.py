@@ -15,6 +15,7 @@ from vision_ttt import recipes
 from vision_ttt.cli.arguments import train
 from vision_ttt.cli.main import main
 from vision_ttt.cli.parser import CommandParser
+from vision_ttt.cli.run_report import data_wait
 from vision_ttt.engine import locks
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import read_state
@@ -29,6 +30,21 @@ def recipe(tiny_fields: Fields, tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(resolve(tiny_fields(epochs=10, warmup=5)).as_dict()))
     return path
+
+
+@pytest.mark.parametrize(
+    ("share", "workers", "told"),
+    [
+        (0.5, 1, "50.0%; more --num-workers than 1 reduce it"),
+        (0.15, 1, "15.0%"),
+        (0.5, 4, "50.0%"),  # as many as there are cores
+    ],
+)
+def test_a_long_wait_for_data_names_what_reduces_it(
+    monkeypatch: pytest.MonkeyPatch, share: float, workers: int, told: str
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert data_wait(share, workers) == told
 
 
 def test_a_run_says_what_it_trains_and_what_it_changed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ from vision_ttt.explain.report import render_report
 from vision_ttt.files import write_text
 
 _PAGE = "report.html"
+_LONG_WAIT = 0.2
+"""Share of a run's time that waiting for data should not take."""
 
 
 def is_reported(config: TrainConfig) -> bool:
@@ -76,7 +79,7 @@ def _print_summary(result: TrainResult, own: Report, page: Path) -> None:
     table.add_row("epochs", f"{last['epoch']:g}")
     table.add_row("training time", f"{metrics['seconds']:.0f} s")
     table.add_row(f"{task.unit} per second", f"{last[rate_name(task)]:.0f}")
-    table.add_row("data wait", f"{last['data_share']:.1%}")
+    table.add_row("data wait", data_wait(last["data_share"], result.config.machine.num_workers))
     table.add_row("peak memory", f"{last['memory_bytes'] / 2**30:.1f} GiB")
     for name, left in (("items", "damaged_items"), ("updates", "skipped_updates")):
         if metrics[left]:
@@ -88,6 +91,13 @@ def _print_summary(result: TrainResult, own: Report, page: Path) -> None:
     if own.next_command:
         table.add_row("next", shlex.join(["vision-ttt", *own.next_command]))
     print_whole(table)
+
+
+def data_wait(share: float, workers: int) -> str:
+    """Return the share of the time that the model waited for data, and what reduces it."""
+    if share <= _LONG_WAIT or workers >= (os.cpu_count() or 1):
+        return f"{share:.1%}"
+    return f"{share:.1%}; more --num-workers than {workers} reduce it"
 
 
 def _title(metrics: Mapping[str, Any]) -> str:
