@@ -35,12 +35,12 @@ def recipe(tiny_fields: Fields, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("share", "workers", "told"),
     [
-        (0.5, 1, "50.0%; more --num-workers than 1 reduce it"),
+        (0.5, 1, "50.0%; machine.num_workers above 1 may reduce it"),
         (0.15, 1, "15.0%"),
         (0.5, 4, "50.0%"),  # as many as there are cores
     ],
 )
-def test_a_long_wait_for_data_names_what_reduces_it(
+def test_a_long_wait_for_data_names_what_may_reduce_it(
     monkeypatch: pytest.MonkeyPatch, share: float, workers: int, told: str
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)

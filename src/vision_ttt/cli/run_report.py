@@ -94,10 +94,11 @@ def _print_summary(result: TrainResult, own: Report, page: Path) -> None:
 
 
 def data_wait(share: float, workers: int) -> str:
-    """Return the share of the time that the model waited for data, and what reduces it."""
+    """Return the share of the time that the model waited for data, and what may reduce it."""
     if share <= _LONG_WAIT or workers >= (os.cpu_count() or 1):
         return f"{share:.1%}"
-    return f"{share:.1%}; more --num-workers than {workers} reduce it"
+    # A field, because not every command that trains has the flag.
+    return f"{share:.1%}; machine.num_workers above {workers} may reduce it"
 
 
 def _title(metrics: Mapping[str, Any]) -> str:
