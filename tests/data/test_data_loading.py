@@ -20,6 +20,7 @@ from vision_ttt.data import (
     with_transform,
 )
 from vision_ttt.data.loading import (
+    SharedEpoch,
     check_auto_augment,
     end_workers,
     evaluation_transform,
@@ -92,6 +93,15 @@ def test_persistent_workers_augment_by_the_epoch() -> None:
     finally:
         end_workers(persistent)
     assert not processes & set(multiprocessing.active_children())
+
+
+def test_a_shared_epoch_begins_as_that_of_the_items_which_may_have_none() -> None:
+    items = _augmented(epoch=3)
+    shared = SharedEpoch(items)
+    (image, *_), (wanted, *_) = *shared.__getitems__([5]), items[5]
+    assert (shared.epoch, items.epoch) == (3, 3)
+    assert torch.equal(image, wanted)
+    assert SharedEpoch([7, 8, 9]).__getitems__([2, 0]) == [9, 7]
 
 
 def test_isolated_generators_are_restored() -> None:

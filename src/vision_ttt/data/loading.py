@@ -78,7 +78,7 @@ class SharedEpoch(Dataset):
 
     def __init__(self, items: Dataset) -> None:
         self.items = items
-        self.shared = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.shared = torch.tensor(getattr(items, "epoch", 0)).share_memory_()
 
     @property
     def epoch(self) -> int:
@@ -94,7 +94,8 @@ class SharedEpoch(Dataset):
         return len(self.items)
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
-        self.items.epoch = self.epoch
+        if hasattr(self.items, "epoch"):
+            self.items.epoch = self.epoch
         if hasattr(self.items, "__getitems__"):
             return self.items.__getitems__(numbers)
         return [self.items[number] for number in numbers]
