@@ -360,6 +360,24 @@ def test_a_worker_that_dies_is_told(tiny_fields: Fields, monkeypatch: pytest.Mon
         train(resolve(tiny_fields(num_workers=1)))
 
 
+def test_a_worker_that_dies_during_an_update_is_told(
+    tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch raises an error wherever the main process is when the signal arrives."""
+    original, before = Step.__call__, multiprocessing.active_children()
+
+    def killing(self: Step, *inputs: object) -> Outcome:
+        for worker in multiprocessing.active_children():
+            if worker not in before:
+                os.kill(worker.pid, signal.SIGKILL)
+                time.sleep(10)  # the signal ends it
+        return original(self, *inputs)
+
+    monkeypatch.setattr(Step, "__call__", killing)
+    with pytest.raises(LoaderError, match="worker process died"):
+        train(resolve(tiny_fields(num_workers=1)))
+
+
 def test_second_interrupt_is_immediate() -> None:
     # Started in the background of a shell, Python ignores interrupts.
     outside = signal.signal(signal.SIGINT, signal.default_int_handler)

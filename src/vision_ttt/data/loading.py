@@ -213,22 +213,35 @@ def watched(loader: DataLoader) -> Iterator[Batch]:
     Raises:
         LoaderError: a worker process was silent for longer than the loader's timeout, or died.
     """
-    try:
-        yield from loader
-    except Exception as error:
-        # The frames of the loader, which the error refers to, would keep its worker processes.
-        traceback.clear_frames(error.__traceback__)
-        message = str(error)
-        if not isinstance(error, RuntimeError):
+    with dead_workers_named():
+        try:
+            yield from loader
+        except Exception as error:
+            # The frames of the loader, which the error refers to, would keep its worker processes.
+            traceback.clear_frames(error.__traceback__)
+            if isinstance(error, RuntimeError) and "timed out after" in str(error):
+                raise LoaderError(
+                    f"no worker process delivered a batch within {loader.timeout:g} s: the storage"
+                    " may hang, or loader_timeout be too short"
+                ) from error
             raise
-        if "timed out after" in message:
-            raise LoaderError(
-                f"no worker process delivered a batch within {loader.timeout:g} s: the storage may"
-                " hang, or loader_timeout be too short"
-            ) from error
-        if "exited unexpectedly" in message or "is killed by signal" in message:
-            raise LoaderError(f"a worker process died: {message.splitlines()[0]}") from error
-        raise
+
+
+@contextmanager
+def dead_workers_named() -> Iterator[None]:
+    """Tell of a worker's death, which PyTorch raises wherever the main process then is.
+
+    Raises:
+        LoaderError: a worker process died.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        message = str(error)
+        died = "exited unexpectedly" in message or "is killed by signal" in message
+        if not died or isinstance(error, LoaderError):
+            raise
+        raise LoaderError(f"a worker process died: {message.splitlines()[0]}") from error
 
 
 def end_workers(loader: DataLoader) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vision_ttt.acceleration import to_plain
 from vision_ttt.data import DatasetError
+from vision_ttt.data.loading import dead_workers_named
 from vision_ttt.engine.assembly import Parts, assemble
 from vision_ttt.engine.checkpoint import BEST_FILE, WEIGHTS_FILE, ModelMetadata, save_weights
 from vision_ttt.engine.config import TrainConfig
@@ -161,6 +162,7 @@ class _Run:
         evaluation = None
         updates = parts.length.updates
         with ExitStack() as left:
+            left.enter_context(dead_workers_named())
             left.callback(parts.loaders.end)
             left.callback(self._end_epoch)
             log = None
