@@ -296,7 +296,8 @@ class MachineSection(Section):
     every weight, gradient and moment per process (FSDP): less memory, more communication."""
     num_workers: int = number(0, Range(0, MOST_WORKERS, f"from 0 to {MOST_WORKERS}"))
     """Processes that read and prepare batches, per training process (up to 256), and as many again
-    for evaluation; they live as long as the run. 0: the training process prepares the batches."""
+    for evaluation; they live as long as the run, those of a stream as long as a pass over it.
+    0: the training process prepares the batches."""
     loader_timeout: float = number(300.0, Range(0.0, 1e6, "from 0 to 1,000,000"))
     """Seconds to wait for a worker's batch before stopping; 0: for ever."""
 
