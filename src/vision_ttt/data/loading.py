@@ -74,7 +74,7 @@ class SeededItems(Dataset):
 
 
 class SharedEpoch(Dataset):
-    """A dataset whose attribute `epoch`, when it is set here, also reaches the worker processes."""
+    """A dataset whose attribute `epoch` is shared with the worker processes."""
 
     def __init__(self, items: Dataset) -> None:
         self.items = items

@@ -180,8 +180,8 @@ class Task(ABC):
     @property
     @abstractmethod
     def collate(self) -> Callable[[Sequence[Any]], Batch]:
-        """Makes a batch of items. Each process that reads the data gets a copy, pickled where it is
-        spawned; a function that does not refer to the task spares it the task's data and models."""
+        """Returns a batch of items. Worker processes get a copy of this function, and of the task's
+        data and models only if it refers to the task."""
 
     def augment(self, batch: Batch) -> Batch:
         """Return a training batch, on the device, as the model is to see it.
