@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class UserError(Exception):
@@ -36,8 +37,29 @@ class DamagedModel(UserError, ArithmeticError):
     """A model computes NaN or infinity; what would be measured of it means nothing."""
 
 
+class LoaderError(UserError, RuntimeError):
+    """The processes that read the data hang or died."""
+
+
 class Interrupted(Exception):
     """Training was asked to stop and left a complete checkpoint; the message says how to resume."""
+
+
+@contextmanager
+def dead_workers_named() -> Iterator[None]:
+    """Tell of a worker's death, which PyTorch raises wherever the main process then is.
+
+    Raises:
+        LoaderError: a worker process died.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        message = str(error)
+        died = "exited unexpectedly" in message or "is killed by signal" in message
+        if not died or isinstance(error, LoaderError):
+            raise
+        raise LoaderError(f"a worker process died: {message.splitlines()[0]}") from error
 
 
 def reason_of(error: BaseException) -> str:

@@ -2,7 +2,11 @@
 
 import csv
 import json
+import multiprocessing
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,9 @@ from vision_ttt.data import evaluation_transform, open_image
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import save_weights
 from vision_ttt.tasks import load_model
+from vision_ttt.tasks.classification.predict import ClassPredictor
 from vision_ttt.tasks.images.models import data_config
+from vision_ttt.tasks.images.predicting import Prediction
 
 Said = pytest.CaptureFixture[str]
 
@@ -117,6 +123,25 @@ def test_names_are_shown_as_they_are(
     assert "[b].png" in said.err
     assert main([*command, "--output", "[c].csv", "--skip-bad"]) == 0
     assert "[c].csv: 1 images" in capsys.readouterr().out
+
+
+def test_a_worker_that_dies_is_told(
+    checkpoint: str, image_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    """PyTorch raises an error wherever the main process is when the signal arrives."""
+    before = multiprocessing.active_children()
+
+    def killing(self: ClassPredictor, *_: object) -> list[Prediction]:
+        for worker in multiprocessing.active_children():
+            if worker not in before:
+                os.kill(worker.pid, signal.SIGKILL)
+                time.sleep(10)  # the signal ends it
+        return []
+
+    monkeypatch.setattr(ClassPredictor, "predictions", killing)
+    command = ["predict", str(image_folder / "val"), "--checkpoint", checkpoint]
+    assert main([*command, "--batch-size", "1", "--num-workers", "1"]) == 4
+    assert "error: a worker process died: DataLoader worker" in capsys.readouterr().err
 
 
 def test_device_is_taken(checkpoint: str, image_folder: Path, capsys: Said) -> None:

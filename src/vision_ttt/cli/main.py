@@ -28,7 +28,13 @@ from rich.table import Table
 
 from vision_ttt._version import __version__
 from vision_ttt.cli.parser import CommandParser
-from vision_ttt.errors import Interrupted, UserError, suggestions
+from vision_ttt.errors import (
+    Interrupted,
+    LoaderError,
+    UserError,
+    dead_workers_named,
+    suggestions,
+)
 from vision_ttt.safe_console import SafeConsole
 
 
@@ -63,6 +69,7 @@ COMMANDS = {
 }
 
 USER_ERROR = 2  # exit code, as argparse has it
+MACHINE_FAILED = 4  # exit code: a process that reads the data hung or died
 INTERRUPTED = 130  # exit code, 128 + SIGINT as shells have it
 
 # What a disk, or a terminal, refuses in the middle of writing: such errors name no file.
@@ -93,7 +100,7 @@ def main(
 
     0: done; 1: `eval` of a model that computes NaN or infinity, or `bench` of a contender that
     fails its check; 2: an error of the user, reported in one line on stderr; 3: `train` met NaN or
-    infinity; 4: a worker process of `train` hung or died; 130: interrupted; 141: the reader of the
+    infinity; 4: a worker process hung or died; 130: interrupted; 141: the reader of the
     output has gone. Errors of the library itself keep their traceback.
 
     Args:
@@ -116,6 +123,8 @@ def main(
         return _fail(errors, INTERRUPTED, str(interruption), "interrupted")
     except KeyboardInterrupt:
         return _fail(errors, INTERRUPTED, "nothing further was written", "interrupted")
+    except LoaderError as error:
+        return _fail(errors, MACHINE_FAILED, str(error))
     except UserError as error:
         return _fail(errors, USER_ERROR, str(error))
     except OSError as error:
@@ -169,7 +178,8 @@ def _run(
     module = importlib.import_module(command.module)
     _start_no_programs()
     begin_work()
-    return module.run(arguments)
+    with dead_workers_named():
+        return module.run(arguments)
 
 
 def _start_no_programs() -> None:

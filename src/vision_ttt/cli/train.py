@@ -7,14 +7,12 @@ from collections.abc import Mapping
 import jsonargparse
 
 from vision_ttt.cli.run_report import is_reported, report
-from vision_ttt.data import LoaderError
 from vision_ttt.engine import NonFiniteError, Preempted, TrainConfig, train
 from vision_ttt.engine.run_directory import Resume
 from vision_ttt.errors import Interrupted
 
 _LOGGER = logging.getLogger(__name__)
 DIVERGED = 3
-MACHINE_FAILED = 4
 _UNDER_TORCHRUN = (
     " (torchrun itself ends with 1 after a signal, though its processes end with 0 and the"
     " checkpoint is whole)"
@@ -35,9 +33,6 @@ def run(arguments: jsonargparse.Namespace) -> int:
     except NonFiniteError as error:
         _LOGGER.error("error: %s", str(error))
         return DIVERGED
-    except LoaderError as error:
-        _LOGGER.error("error: %s", str(error))
-        return MACHINE_FAILED
     return 0
 
 

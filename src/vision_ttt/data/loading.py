@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from vision_ttt.data.images import ImageError
-from vision_ttt.errors import DamagedItem, UserError
+from vision_ttt.errors import DamagedItem, LoaderError, dead_workers_named
 
 Transform = Callable[[Image.Image], Tensor]
 Batch = dict[str, Any]
@@ -227,32 +227,11 @@ def watched(loader: DataLoader) -> Iterator[Batch]:
             raise
 
 
-@contextmanager
-def dead_workers_named() -> Iterator[None]:
-    """Tell of a worker's death, which PyTorch raises wherever the main process then is.
-
-    Raises:
-        LoaderError: a worker process died.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        message = str(error)
-        died = "exited unexpectedly" in message or "is killed by signal" in message
-        if not died or isinstance(error, LoaderError):
-            raise
-        raise LoaderError(f"a worker process died: {message.splitlines()[0]}") from error
-
-
 def end_workers(loader: DataLoader) -> None:
     """End a loader's persistent workers, which otherwise live as long as what refers to it."""
     if loader.persistent_workers and loader._iterator is not None:
         loader._iterator._shutdown_workers()
         loader._iterator = None
-
-
-class LoaderError(UserError, RuntimeError):
-    """The processes that read the data hang or died."""
 
 
 def train_transform(

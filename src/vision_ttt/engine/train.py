@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from vision_ttt.acceleration import to_plain
 from vision_ttt.data import DatasetError
-from vision_ttt.data.loading import dead_workers_named
 from vision_ttt.engine.assembly import Parts, assemble
 from vision_ttt.engine.checkpoint import BEST_FILE, WEIGHTS_FILE, ModelMetadata, save_weights
 from vision_ttt.engine.config import TrainConfig
@@ -51,6 +50,7 @@ from vision_ttt.engine.run_directory import (
 from vision_ttt.engine.state import SavedRun, TrainState, optimizer_moments
 from vision_ttt.engine.stopping import StopRequest, stop_on_signals
 from vision_ttt.engine.task import Batch, Evaluation, Moment, Task
+from vision_ttt.errors import dead_workers_named
 from vision_ttt.explain import inner_losses
 from vision_ttt.freed_memory import keep_freed_memory
 
