@@ -3,9 +3,10 @@
 The extras are read from the metadata of the installed package, which pyproject.toml declares.
 """
 
-import re
 from importlib import metadata
 from importlib.util import find_spec
+
+from packaging.requirements import Requirement
 
 from vision_ttt.errors import UserError
 
@@ -17,15 +18,14 @@ _MODULES = {
     "scikit-image": "skimage",
     "scikit-learn": "sklearn",
 }
-_REQUIREMENT = re.compile(r"(?P<package>[\w.-]+).*\bextra\s*==\s*['\"](?P<extra>[\w-]+)['\"]")
 
 
 class MissingPackageError(UserError, ImportError):
-    """An optional package is not installed; the message names the extra that installs it."""
+    """An optional package is missing or too old; the message names the extra that installs it."""
 
 
 def require(extra: str, purpose: str) -> None:
-    """Return if every package that an extra names is installed.
+    """Return if every package that an extra names is installed, in a version that it accepts.
 
     Those of the extras that it builds on are not looked at. Nothing is known of the extras of a
     source tree that was not installed; there, the import that fails says what is missing.
@@ -35,24 +35,33 @@ def require(extra: str, purpose: str) -> None:
         purpose: what needs the packages, as the subject of the message.
 
     Raises:
-        MissingPackageError: some are not installed; one line that says what to install.
+        MissingPackageError: some are not, or are too old; one line that says what to install.
     """
-    missing = [name for name in _packages(extra) if find_spec(_module(name)) is None]
-    if missing:
+    needed = list(filter(None, map(_lacking, _requirements(extra))))
+    if needed:
         raise MissingPackageError(
-            f"{purpose} needs {', '.join(missing)}: pip install 'vision-ttt[{extra}]'"
+            f"{purpose} needs {', '.join(needed)}: pip install 'vision-ttt[{extra}]'"
         )
 
 
-def _packages(extra: str) -> list[str]:
+def _requirements(extra: str) -> list[Requirement]:
     try:
-        requirements = metadata.requires("vision-ttt") or []
+        every = map(Requirement, metadata.requires("vision-ttt") or [])
     except metadata.PackageNotFoundError:
         return []
-    matches = filter(None, map(_REQUIREMENT.match, requirements))
-    names = [match["package"] for match in matches if match["extra"] == extra]
-    return [name for name in names if name != "vision-ttt"]
+    optional = (each for each in every if each.marker and each.name != "vision-ttt")
+    return [each for each in optional if each.marker.evaluate({"extra": extra})]
 
 
-def _module(package: str) -> str:
-    return _MODULES.get(package, package.replace("-", "_"))
+def _lacking(requirement: Requirement) -> str | None:
+    """Return what is to be installed, for the message; None if the requirement is met."""
+    name = requirement.name
+    if find_spec(_MODULES.get(name, name.replace("-", "_"))) is None:
+        return name
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:  # a module on the path, of which nothing else is known
+        return None
+    if requirement.specifier.contains(version, prereleases=True):
+        return None
+    return f"{name}{requirement.specifier} ({version} is installed)"

@@ -144,8 +144,8 @@ def without(tmp_path: Path) -> Without:
 def test_the_installed_extras_are_those_of_this_source() -> None:
     """A stale installation knows other extras: install anew."""
     names = {*MODULES, "jinja2", "yaml"} - {"typeshed_client"}
-    assert {extras._module(name) for name in extras._packages("train")} == names
-    assert not {"pytest", "vision-ttt"} & set(extras._packages("train"))
+    own = {each.name for each in extras._requirements("train")}
+    assert {extras._MODULES.get(name, name.replace("-", "_")) for name in own} == names
 
 
 def test_the_library_runs(without: Without, tmp_path: Path) -> None:
@@ -205,6 +205,20 @@ def test_an_extra_is_its_own_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingPackageError, match=r"^It needs absent-three: .*\[export\]'$"):
         require("export", "It")
     require("none such", "It")
+
+
+def test_a_version_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    requirements = [
+        'rich>=999; extra == "train"',
+        'pyyaml>=5; extra == "train"',
+        "absent; python_version < '3' and extra == 'train'",
+    ]
+    monkeypatch.setattr(metadata, "requires", lambda name: requirements)
+    told = r"^It needs rich>=999 \(1[0-9.]+ is installed\): pip install"
+    with pytest.raises(MissingPackageError, match=told):
+        require("train", "It")
+    monkeypatch.setattr(metadata, "version", {"rich": "999.1.dev0", "pyyaml": "6"}.__getitem__)
+    require("train", "It")
 
 
 def test_self_distillation_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

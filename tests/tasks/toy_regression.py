@@ -48,8 +48,8 @@ class RegressionSection(TaskSection):
     jitter: float = number(0.0, NOT_NEGATIVE)
     """Standard deviation of the noise on training vectors."""
 
-    DATA: ClassVar = VectorData
-    HOLDS: ClassVar = "a regression"
+    DATA: ClassVar[type[VectorData]] = VectorData
+    HOLDS: ClassVar[str] = "a regression"
 
     def check(self, config: TrainConfig) -> None:
         if config.data.unreadable > config.data.vectors:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
+from packaging.requirements import Requirement
 
 from vision_ttt import extras
 from vision_ttt.errors import UserError
@@ -86,7 +87,7 @@ def test_what_no_reader_is_for_is_refused(name: str, options: dict[str, Any], me
 
 
 def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "_packages", lambda extra: [f"a-{extra}"])
+    monkeypatch.setattr(extras, "_requirements", lambda extra: [Requirement(f"a-{extra}")])
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     for name, extra in (
         ("p.tif", "large"),

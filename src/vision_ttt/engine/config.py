@@ -52,7 +52,7 @@ MOST_WORKERS = 256
 class TaskSection(Section, ABC):
     """What a run trains for; each task subclasses it, and `open` leads to all that the task is."""
 
-    SHORT: ClassVar = "task"
+    SHORT: ClassVar[str] = "task"
 
     name: str
     """Name of the task; a subclass says `Literal[NAME]` and has it as its default."""
@@ -142,7 +142,7 @@ class TaskSection(Section, ABC):
 class ModelSection(Section):
     """The model and the weights that it starts from."""
 
-    SHORT: ClassVar = "model"
+    SHORT: ClassVar[str] = "model"
 
     name: str = "vittt_nano_patch4_32"
     """Name of the model in timm's registry (`vision-ttt models` lists ours)."""

@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+from packaging.requirements import Requirement
 
 from explained_models import small_vit
 from studies.deletion.grad_cam import grad_cam
@@ -111,7 +112,7 @@ def test_grad_cam_says_why_there_are_no_gradients(images):
 
 
 def test_grad_cam_says_what_to_install(monkeypatch, images):
-    monkeypatch.setattr(extras, "_packages", lambda extra: ["grad-cam"])
+    monkeypatch.setattr(extras, "_requirements", lambda extra: [Requirement("grad-cam")])
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"needs grad-cam: pip .*\[explain\]'"):
         grad_cam(small_vit(), images, CLASSES)

@@ -36,9 +36,9 @@ class ClassificationSection(TaskSection):
     self_distillation_start: float = number(0.25, SHARE)
     """Share of the run after which self-distillation begins (0 to <1)."""
 
-    DATA: ClassVar = ImageData
-    KEEPS_PROPORTIONS: ClassVar = True
-    HOLDS: ClassVar = "a classifier (for vision-ttt eval, predict and export)"
+    DATA: ClassVar[type[ImageData]] = ImageData
+    KEEPS_PROPORTIONS: ClassVar[bool] = True
+    HOLDS: ClassVar[str] = "a classifier (for vision-ttt eval, predict and export)"
 
     @property
     def mixes_images(self) -> bool:

@@ -82,8 +82,8 @@ class DetectionSection(DenseSection):
     name: Literal["detection"] = "detection"
     """Name of the task."""
 
-    DATA: ClassVar = DetectionData
-    HOLDS: ClassVar = "a detector (for vision-ttt eval and predict)"
+    DATA: ClassVar[type[DetectionData]] = DetectionData
+    HOLDS: ClassVar[str] = "a detector (for vision-ttt eval and predict)"
 
     def open(self, config: TrainConfig) -> Detection:
         """Read both COCO files."""

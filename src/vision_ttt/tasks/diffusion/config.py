@@ -45,8 +45,8 @@ class DiffusionSection(TaskSection):
     latents: str | None = None
     """Folder in which the latents of the images are kept, encoded by the first run."""
 
-    DATA: ClassVar = ImageData
-    HOLDS: ClassVar = "a diffusion model (for vision-ttt eval and sample)"
+    DATA: ClassVar[type[ImageData]] = ImageData
+    HOLDS: ClassVar[str] = "a diffusion model (for vision-ttt eval and sample)"
 
     def check(self, config: TrainConfig) -> None:
         """Raise ConfigError where a field would be ignored."""

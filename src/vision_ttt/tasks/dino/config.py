@@ -78,8 +78,8 @@ class DinoSection(TaskSection):
     frozen_epochs: int = number(1, Range(0, float("inf"), "at least 0"))
     """First epochs in which the head's last layer does not learn."""
 
-    DATA: ClassVar = ImageData
-    HOLDS: ClassVar = (
+    DATA: ClassVar[type[ImageData]] = ImageData
+    HOLDS: ClassVar[str] = (
         "a backbone trained by self-distillation (for vision-ttt eval, and for other tasks by"
         " --initial-weights)"
     )

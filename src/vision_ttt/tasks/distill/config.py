@@ -54,8 +54,8 @@ class DistillSection(TaskSection):
     """Share of the cross-entropy against the labels in the loss of logits (0 to <1); 0: no label
     is used."""
 
-    DATA: ClassVar = ImageData
-    HOLDS: ClassVar = (
+    DATA: ClassVar[type[ImageData]] = ImageData
+    HOLDS: ClassVar[str] = (
         "a distilled student (for vision-ttt eval, and for other tasks by --initial-weights)"
     )
 

@@ -53,7 +53,7 @@ class ImagePredictor(ABC):
     """Images that are read at once."""
     num_workers: int
 
-    unit: ClassVar = "images"
+    unit: ClassVar[str] = "images"
     drawings: ClassVar[Sequence[str]] = ("pictures",)
 
     @property

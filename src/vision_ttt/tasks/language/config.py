@@ -53,9 +53,9 @@ class LanguageSection(TaskSection):
     name: Literal["language"] = "language"
     """Name of the task."""
 
-    DATA: ClassVar = LanguageData
-    HOLDS: ClassVar = "a language model (for vision-ttt eval and generate)"
-    PACKABLE: ClassVar = False
+    DATA: ClassVar[type[LanguageData]] = LanguageData
+    HOLDS: ClassVar[str] = "a language model (for vision-ttt eval and generate)"
+    PACKABLE: ClassVar[bool] = False
 
     def check(self, config: TrainConfig) -> None:
         """Raise ConfigError where a field would be ignored."""

@@ -28,8 +28,8 @@ class MaskedImagesSection(TaskSection):
     mask_size: int = number(2, COUNT)
     """Side of the masked squares in patches; squares at the right and lower border may be cut."""
 
-    DATA: ClassVar = ImageData
-    HOLDS: ClassVar = (
+    DATA: ClassVar[type[ImageData]] = ImageData
+    HOLDS: ClassVar[str] = (
         "a backbone trained on masked images (for vision-ttt eval, and for other tasks by"
         " --initial-weights)"
     )

@@ -152,8 +152,8 @@ class SegmentationSection(DenseSection):
     auxiliary_weight: float = number(0.4, NOT_NEGATIVE)
     """Weight of the auxiliary head's cross-entropy in the loss (>= 0); a linear layer has none."""
 
-    DATA: ClassVar = SegmentationData
-    HOLDS: ClassVar = "a segmenter (for vision-ttt eval and predict)"
+    DATA: ClassVar[type[SegmentationData]] = SegmentationData
+    HOLDS: ClassVar[str] = "a segmenter (for vision-ttt eval and predict)"
 
     def check(self, config: TrainConfig) -> None:
         """Raise ConfigError unless the run can evaluate, and its batches fit the batch norms."""
