@@ -258,6 +258,7 @@ def test_other_checkpoints_and_pictures_are_refused(
 
 
 def test_a_segmenter_on_a_backbone_with_attention_is_refused(tmp_path: Path, capsys: Said) -> None:
+    pytest.importorskip("zarr")
     arguments = {"num_classes": 3, "depth": 1, "dense": {"maps": "tokens"}, "img_size": 32}
     model = build_segmenter("deit_tiny_patch16_224", **arguments)
     shown = {"mean": MEAN, "std": STD, "longer_side": 2048, "test_shorter_side": 512}

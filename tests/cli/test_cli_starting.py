@@ -122,7 +122,7 @@ def test_refusals_are_one_line(seen: list) -> None:
         "import sys; sys.argv[0] = '-m'; import vision_ttt\n"
         "assert sys.modules['timm'].is_model('vittt_tiny_patch16_224')",
         "import vision_ttt as v\n"
-        "print(v.recipes.load, v.language.TTTForCausalLM, v.data.Digits, v.diffusion.sample)",
+        "print(v.recipes.load, v.whole.WholePictures, v.data.Digits, v.diffusion.sample)",
     ],
     ids=["models", "packages"],
 )
