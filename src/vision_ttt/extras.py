@@ -35,7 +35,7 @@ def require(extra: str, purpose: str) -> None:
         purpose: what needs the packages, as the subject of the message.
 
     Raises:
-        MissingPackageError: some are not, or are too old; one line that says what to install.
+        MissingPackageError: some are missing or too old; one line that says what to install.
     """
     needed = list(filter(None, map(_lacking, _requirements(extra))))
     if needed:

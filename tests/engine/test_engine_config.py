@@ -1,9 +1,10 @@
 """Configs and recipes: ranges, types, unknown keys."""
 
 import dataclasses
+import inspect
 import re
 from pathlib import Path
-from typing import get_args
+from typing import ClassVar, get_args
 
 import pytest
 import timm
@@ -196,6 +197,20 @@ def test_vim_and_mamba_reg_are_optimised_as_released(
         assert (each.warmup_learning_rate, each.minimum_learning_rate) == (1e-6, 1e-5)
         assert (each.beta1, each.beta2, each.layer_decay) == (0.9, 0.999, None)
         assert each.ema_decay == ema_decay
+
+
+def test_class_variables_of_sections_have_a_type() -> None:
+    """Python 3.10 refuses a bare ClassVar where the types of the fields are read."""
+    kinds = [Section, *_subclasses(Section)]
+    assert tasks.find("segmentation") in kinds
+    for kind in kinds:
+        bare = [n for n, a in inspect.get_annotations(kind).items() if a in ("ClassVar", ClassVar)]
+        assert bare == [], kind
+
+
+def _subclasses(kind: type) -> list[type]:
+    own = kind.__subclasses__()
+    return [*own, *(each for child in own for each in _subclasses(child))]
 
 
 @pytest.mark.parametrize("name", recipes.available())

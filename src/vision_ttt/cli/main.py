@@ -100,8 +100,8 @@ def main(
 
     0: done; 1: `eval` of a model that computes NaN or infinity, or `bench` of a contender that
     fails its check; 2: an error of the user, reported in one line on stderr; 3: `train` met NaN or
-    infinity; 4: a worker process hung or died; 130: interrupted; 141: the reader of the
-    output has gone. Errors of the library itself keep their traceback.
+    infinity; 4: a worker process hung or died; 130: interrupted; 141: the reader of the output has
+    gone. Errors of the library itself keep their traceback.
 
     Args:
         commands: name → command; by default :data:`COMMANDS`. Another package passes its own
