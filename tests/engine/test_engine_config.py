@@ -201,8 +201,9 @@ def test_vim_and_mamba_reg_are_optimised_as_released(
 
 def test_class_variables_of_sections_have_a_type() -> None:
     """Python 3.10 refuses a bare ClassVar where the types of the fields are read."""
+    found = [tasks.find(name) for name in tasks.TASKS]  # which imports them
     kinds = [Section, *_subclasses(Section)]
-    assert tasks.find("segmentation") in kinds
+    assert {*found} <= {*kinds}
     for kind in kinds:
         bare = [n for n, a in inspect.get_annotations(kind).items() if a in ("ClassVar", ClassVar)]
         assert bare == [], kind
